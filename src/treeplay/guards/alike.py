@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -19,24 +19,37 @@ def are_alike(before: Any, found: Any) -> bool:
     if type(before) is not type(found):
         return False
     if isinstance(before, (list, tuple)):
-        return len(before) == len(found) and all(map(are_alike, before, found))
+        is_as_long = len(before) == len(found) and _which_are_one(before) == _which_are_one(found)
+        return is_as_long and all(map(are_alike, before, found))
     if isinstance(before, dict):
-        return list(before) == list(found) and all(map(are_alike, before.values(), found.values()))
+        return list(before) == list(found) and are_alike([*before.values()], [*found.values()])
     return is_same(before, found)
 
 
-def check_of_slot(recorded: Any) -> Callable[[Any], bool]:
-    """`are_alike`, with what was recorded."""
-    return is_like(recorded) if isinstance(recorded, torch.Tensor) else functools.partial(are_alike, recorded)
+def _which_are_one(values: Sequence[Any]) -> list[int]:
+    """Of each tensor among these, where it is first."""
+    ids = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    return list(map(ids.index, ids))
+
+
+def check_of_slot(recorded: Any, staying: Set[int]) -> Callable[[Any], bool]:
+    """Whether what is found in a slot is alike what was recorded, and none of the objects in other places, by their `id`: the
+    program could tell that they are one."""
+    alike = is_like(recorded) if isinstance(recorded, torch.Tensor) else functools.partial(are_alike, recorded)
+    return lambda found: alike(found) and id(found) not in staying
 
 
 def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
     """Whether a value is a tensor of the class, type and shape of `recorded`: what a replay puts in the place of it."""
     if recorded.layout is not torch.strided:
         return lambda value: value is recorded
-    facts = (type(recorded), recorded.dtype, recorded.shape, recorded.requires_grad)
+    facts = _facts_of(recorded)
 
     def is_like_it(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and (type(value), value.dtype, value.shape, value.requires_grad) == facts
+        return isinstance(value, torch.Tensor) and value.layout is torch.strided and _facts_of(value) == facts
 
     return is_like_it
+
+
+def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad

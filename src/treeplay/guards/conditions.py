@@ -12,13 +12,13 @@ or a container in the only place that leads to it whose contents are the same; t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from treeplay.guards.alike import are_alike
+from treeplay.guards.alike import check_of_slot
 from treeplay.guards.memory import held
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
@@ -53,6 +53,9 @@ class Comparison:
             return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
         guard = self.containers.get(id(before))
         if guard is not None and guard.may_be_replaced and guard.holder is before:  # not one that has its `id` by now
+            other = self.containers.get(id(now))
+            if other is not None and other.holder is now:  # it is another one's: two would become one
+                return False
             inner = guard.differences(self, now)
             if inner is not None:
                 self.inner = self.inner or inner
@@ -85,9 +88,10 @@ class Guard:
 class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
-    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it."""
+    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
+    is none of the objects `staying` in other places (`check_of_slot`)."""
 
-    __slots__ = ("free", "holder", "label", "may_be_replaced", "written")
+    __slots__ = ("free", "holder", "label", "may_be_replaced", "staying", "written")
     recorded: Any
 
     def __init__(self, holder: Any, label: str) -> None:
@@ -95,6 +99,7 @@ class ContainerGuard(Guard):
         self.label = label
         self.free: set[Any] = set()
         self.written: set[Any] = set()
+        self.staying: Set[int] = frozenset()
         self.may_be_replaced = False
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
@@ -103,6 +108,12 @@ class ContainerGuard(Guard):
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
         """What of `holder` is not as recorded; None if nothing is."""
         raise NotImplementedError
+
+    def is_alike(self, comparison: Comparison, key: Any, before: Any, found: Any) -> bool:
+        """Whether what is found under a key may be instead of what was there."""
+        if key in self.written:
+            return before is found or check_of_slot(before, self.staying)(found)
+        return comparison.alike(before, found)
 
     def go_over_to(self, holder: Any) -> None:
         """Guard `holder` from now on, as it is now."""
@@ -126,7 +137,7 @@ class ContainerGuard(Guard):
 class Asked(Guard):
     """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
 
-    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "is_written", "label", "recorded", "spot")
+    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "slot", "spot")
 
     def __init__(
         self,
@@ -142,7 +153,7 @@ class Asked(Guard):
         self.spot = spot  # the object that is asked, and for what, where a place may be the same
         self.attribute = attribute  # an object, and the name under which its class gives the same answer faster
         self.is_free = False  # whether the warm call checks it by itself
-        self.is_written = False  # whether a replay replaces it, by the like of it
+        self.slot: Callable[[Any], bool] | None = None  # what may be in a place that a replay fills itself
         self.is_fresh = is_fresh  # whether each answer is a new object
         self.recorded = ask()
 
@@ -150,7 +161,7 @@ class Asked(Guard):
         found = self.ask()
         if self.is_free:
             return None
-        if are_alike(self.recorded, found) if self.is_written else comparison.alike(self.recorded, found):
+        if self.slot(found) if self.slot is not None else comparison.alike(self.recorded, found):
             comparison.commits.append(lambda: setattr(self, "recorded", found))
             return None
         return comparison.inner or differing(self.label, self.recorded, found)

@@ -10,7 +10,6 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from treeplay.guards.alike import are_alike
 from treeplay.guards.conditions import Comparison, ContainerGuard, differing, shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
@@ -97,7 +96,7 @@ class Table(ContainerGuard):
             return self._other_keys(now)
         for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
             if before is not found and key not in self.free:
-                is_fine = are_alike(before, found) if key in self.written else comparison.alike(before, found)
+                is_fine = self.is_alike(comparison, key, before, found)
                 if not is_fine:
                     return comparison.inner or differing(self.label_of(key), before, found)
         return None
@@ -148,9 +147,7 @@ class Items(ContainerGuard):
         if len(now) != len(self.recorded):
             return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
         for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
-            if at in self.free:
-                continue
-            if not (are_alike(before, found) if at in self.written else comparison.alike(before, found)):
+            if at not in self.free and not self.is_alike(comparison, at, before, found):
                 return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.alike import check_of_slot
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
@@ -48,7 +49,7 @@ class Dependencies:
         """
         own, slots = set(spots), set(written)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
-        lasting = self._values_that_stay(slots)
+        staying = self._values_that_stay(slots)
         guard: ContainerGuard
         for guard in (*self.tables, *self.items):
             keys = keys_of(guard)
@@ -57,13 +58,16 @@ class Dependencies:
                 key for key in keys if (here, hashed(key)) in own and id(guard.recorded[key]) not in keys_of_tables
             }
             guard.written |= {
-                key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in lasting
+                key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in staying
             }
+            guard.staying = staying
             if isinstance(guard, Table):
                 guard.is_steady = not guard.written  # each replay gives it another version
         for asked in self.asked:
             is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
-            asked.is_free, asked.is_written = is_own, asked.spot in slots and id(asked.recorded) not in lasting
+            asked.is_free = is_own
+            if asked.spot in slots and id(asked.recorded) not in staying:
+                asked.slot = check_of_slot(asked.recorded, staying)
 
     def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
         """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may
@@ -76,12 +80,13 @@ class Dependencies:
         }
         return found | {id(one.recorded) for one in self.asked if one.spot not in slots and not is_value(one.recorded)}
 
-    def guard_the_way(self, places: Iterable[Binding]) -> None:
-        """Guard every step to `places` that nothing guards yet: a warm call goes this way, the run may have gone another."""
+    def guard_the_way(self, places: Iterable[Binding], *, themselves: bool = False) -> None:
+        """Guard every step to `places` that nothing guards yet, and if so told the places `themselves`: a warm call goes this
+        way, the run may have gone another."""
         known = {(id(guard.holder), hashed(key)) for guard in (*self.tables, *self.items) for key in keys_of(guard)}
         known |= {asked.spot for asked in self.asked if asked.spot is not None}
         for place in places:
-            step = place.parent
+            step = place if themselves else place.parent
             while step is not None:
                 spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
                 if spot is not None and spot not in known:
@@ -100,7 +105,7 @@ class Dependencies:
             for at in keys_of(items)
             if at not in items.free | items.written
         }
-        kept = (asked for asked in self.asked if not asked.is_free and not asked.is_written)
+        kept = (asked for asked in self.asked if not asked.is_free and asked.slot is None)
         return found | {asked.spot for asked in kept if asked.spot is not None}
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -30,3 +31,9 @@ COMPARISONS = frozenset({operator.eq, operator.ne, operator.lt, operator.le, ope
 def operand(words: str) -> str:
     """A part of an expression: a minus sign binds less tightly than a power."""
     return f"({words})" if words.startswith("-") else words
+
+
+def literal(number: float) -> str:
+    """A number as a part of an expression: Python has no literal for infinities, nor for what is no number."""
+    is_written = isinstance(number, int) or math.isfinite(number)
+    return operand(repr(number) if is_written else f"float('{number}')")

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.alike import check_of_slot, is_like
+from treeplay.guards.alike import check_of_slot
 from treeplay.guards.check.words import Words
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of
 from treeplay.guards.containers import Table
@@ -128,7 +128,7 @@ def _entries(text: Writer, guard: Table) -> Iterator[str]:
         if value is ABSENT:
             yield f"{constant} not in {holder}"
         elif key in guard.written and isinstance(value, torch.Tensor):
-            yield f"{text.constant(is_like(value))}({holder}[{constant}])"
+            yield f"{text.constant(check_of_slot(value, guard.staying))}({holder}[{constant}])"
         elif key in guard.written or key not in guard.free:
             yield f"{holder}[{constant}] is {text.constant(value)}"
         elif guard.names is None:
@@ -185,7 +185,7 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
         else:
             yield from (f"{holder}[{at}] is {text.constant(value)}" for at, value in kept)
     for at in sorted(guard.written - guard.free):
-        yield f"{text.constant(check_of_slot(guard.recorded[at]))}({holder}[{at}])"
+        yield f"{text.constant(check_of_slot(guard.recorded[at], guard.staying))}({holder}[{at}])"
 
 
 def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterator[str]:
@@ -196,8 +196,8 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
     for guard in guards:
         if guard.is_free:
             continue
-        if guard.is_written:
-            yield f"{text.constant(check_of_slot(guard.recorded))}({text.constant(guard.ask)}())"
+        if guard.slot is not None:
+            yield f"{text.constant(guard.slot)}({text.constant(guard.ask)}())"
         elif guard.is_fresh:
             yield f"{text.constant(is_same)}({text.constant(guard.ask)}(), {text.constant(guard.recorded)})"
         elif isinstance(guard, HasGradient) and guard.recorded:
@@ -257,7 +257,7 @@ def _tensors(
     if (
         may_move
         or any(guard.free or guard.written for guard in dependencies.items)
-        or any(guard.is_free or guard.is_written for guard in dependencies.asked)
+        or any(guard.is_free or guard.slot is not None for guard in dependencies.asked)
     ):
         yield f"{text.constant(state_is_alike)}()"
     for guard in facts:

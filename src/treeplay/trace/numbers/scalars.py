@@ -25,7 +25,7 @@ from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import OURS, TORCH, user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
-from treeplay.values.arithmetic import COMPARISONS, FORMS, operand
+from treeplay.values.arithmetic import COMPARISONS, FORMS, literal
 
 SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
@@ -157,9 +157,7 @@ class Scalar:
         return self._constant(number)
 
     def _constant(self, number: float, *, boolean: bool = False, integer: bool = False) -> Scalar:
-        return Scalar(
-            self.world, text=operand(repr(number)), value=number, node=number, boolean=boolean, integer=integer
-        )
+        return Scalar(self.world, text=literal(number), value=number, node=number, boolean=boolean, integer=integer)
 
     # Where a plain value is needed.
     def guard_float(self, file: str, line: int) -> float:

@@ -13,7 +13,7 @@ from treeplay.errors import Refusal
 from treeplay.guards.check.guards import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.entries import spot_of
+from treeplay.guards.entries import entry_of, spot_of
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
 from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
@@ -47,7 +47,8 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     dependencies.asked += settings_asked(run.reads.builtins)
     returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
     # Before `free`, which looks at what this adds, too.
-    dependencies.guard_the_way([*places, *written, *returned])
+    dependencies.guard_the_way([*places, *written])
+    dependencies.guard_the_way(returned, themselves=True)
     dependencies.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):
         # The warm call checks these itself.
@@ -166,6 +167,15 @@ def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
         for name in noted.assigned
         if name not in noted.read
     }
+
+
+def note_what_is_gone(run: TracedRun) -> None:
+    """Attributes that were absent, and that the run assigned and took away again, count as read: what somebody has put there
+    meanwhile, a replay would have to take away."""
+    for noted in run.reads.objects.values():
+        for name, before in noted.assigned.items():
+            if before is ABSENT and entry_of(noted.object, name) is ABSENT:
+                noted.read.setdefault(name)
 
 
 def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Binding, Any]]:

@@ -16,13 +16,14 @@ from treeplay.trace.call import Call
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.numbers.stand_ins import check_numbers, not_inputs, refuse_arrays
 from treeplay.trace.signature.conditions import make_signature, mentions
-from treeplay.trace.signature.guarded import stores_of_the_same, stores_unread
+from treeplay.trace.signature.guarded import note_what_is_gone, stores_of_the_same, stores_unread
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
 from treeplay.trace.signature.slots import find_writes
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.schedules import Schedules
 from treeplay.trace.turn import Busy
+from treeplay.values.place import How
 from treeplay.values.signature import Kind, Number
 
 
@@ -32,10 +33,19 @@ def _is_used(number: Number, run: TracedRun) -> bool:
     return bool(node.users) or any(mentions(text, number.name) for text in run.tracer.world.guards)
 
 
+def _take_in_arguments_in_state(run: TracedRun, call: Call) -> None:
+    """Arguments that are in state too are inputs, used or not: only where one is there again is it no change to store it."""
+    for tensor in call.tensors:
+        is_in_state = any(place.how is not How.ARGUMENT for place in run.found.tensor_at(tensor))
+        if is_in_state and id(tensor) not in run.tracer.tape.values:
+            run.tracer.tape.add_input(tensor)
+
+
 def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) -> Trace:
     """The trace of a run that returned `result`; raises `Refusal`, and `Busy` if another thread disturbed it."""
     tape = run.tracer.tape
     check_numbers(run)
+    _take_in_arguments_in_state(run, call)
     if is_differentiable(run, result):
         if run.given:
             why = "it is a number that varies, and the program's results are differentiated by the caller"
@@ -56,6 +66,7 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
     else:
         run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
         results = Results(run.tracer, run.found)
+        note_what_is_gone(run)
         run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())

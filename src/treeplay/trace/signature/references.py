@@ -107,7 +107,15 @@ class References:
         if not isinstance(value, _CONTAINERS) and not is_dataclass_value(value):
             return None
         place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))
-        return place if place is not None and place.read_or(None) is value else None
+        if place is None or place.read_or(None) is value:
+            return place
+        if isinstance(value, (dict, list, set, collections.deque)):
+            raise self.refuse(
+                str(place),
+                "the program moves this container to another place, and a replay could only make one like it",
+                "keep containers where they are, and move what is in them",
+            )
+        return None
 
     def _one(self, value: Any) -> Ref:
         known = self._refs.get(id(value))

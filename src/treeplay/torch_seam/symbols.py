@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from sys import _getframe  # by name: modules are watched while this is called
 from types import CodeType
 from typing import Any
 
 import torch
 
+from treeplay.torch_seam.dynamo import skip_code
 from treeplay.torch_seam.patched import ABSENT, stand_in
 
 NAMES = {"math": math, "torch": torch}
@@ -73,6 +75,7 @@ def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[No
                 return given
         return object.__getattribute__(self, name)
 
+    _hide(ask.__code__)
     owners: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
     for owner in owners:
         stand_in(ask, ABSENT)
@@ -82,6 +85,12 @@ def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[No
     finally:
         for owner in owners:
             del owner.__getattribute__
+
+
+@lru_cache(maxsize=1)
+def _hide(code: CodeType) -> None:
+    """Have Dynamo, which another thread may be in, take no notice of it."""
+    skip_code(code, with_callees=True)
 
 
 @contextlib.contextmanager

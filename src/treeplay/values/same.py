@@ -73,8 +73,10 @@ def components(value: Any) -> list[Any] | None:
         return [value.__self__]
     if cls is slice:
         return [value.start, value.stop, value.step]
-    if cls in (tuple, torch.Size, frozenset) or (is_namedtuple(cls) and not getattr(cls, "__dictoffset__", 0)):
+    if cls is frozenset:
         return list(value)
+    if cls in (tuple, torch.Size) or (is_namedtuple(cls) and not getattr(cls, "__dictoffset__", 0)):
+        return [*tuple.__iter__(value)]
     is_frozen = _parts_of(cls) is _fields
     return [entry for _, entry in _held_in(value)] if is_frozen else None
 

@@ -121,9 +121,9 @@ class References:
         known = self._refs.get(id(value))
         if known is not None:
             return known
-        place = self._place(value)
         if id(value) in self.found.given:
             return GivenContainer(self.found.given[id(value)][0].key)
+        place = self._place(value)
         if place is not None:
             return StateContainer(place)
         if id(value) in self._open:

@@ -136,6 +136,26 @@ def test_containers_that_change_places_are_refused() -> None:
             assert mine.front["h"] is x and mine.front is held[(at + 1) % 2] and mine.back is held[at % 2]
 
 
+def test_a_container_that_is_changed_and_let_go_is_refused() -> None:
+    mine, theirs = (State(a=[zeros(), zeros()]) for _ in range(2))
+
+    def program(it: State, x: Tensor) -> Tensor:
+        if isinstance(it.a, list):
+            it.a[0] = x
+        it.a = x * 2
+        return x - 1
+
+    call = treeplay.jit(lambda x: program(mine, x), lower="aten")
+    with pytest.warns(UserWarning, match="puts something else there too"):
+        for at in range(9):
+            if at % 3 == 0:
+                old = mine.a = [zeros(), zeros()]
+                theirs.a = [zeros(), zeros()]
+            x = torch.full((2, 2), float(at))
+            assert torch.equal(call(x), program(theirs, x)) and torch.equal(mine.a, theirs.a)
+            assert at % 3 or old[0] is x
+
+
 def test_a_number_may_meet_what_has_no_literal() -> None:
     mine, theirs = (State(n=1.0, best=math.inf, r=0.0) for _ in range(2))
 

@@ -48,7 +48,23 @@ def find_writes(
         _, told = min(refusals, key=lambda found: found[0])
         told.counted = tuple(_counted(snapshot, inputs))
         raise told
+    _check_let_go(writes, results)
     return tuple(writes)
+
+
+def _check_let_go(writes: Sequence[Write], results: References) -> None:
+    """Refuse to write into what the program takes out of its place as well: a replay looks for it there."""
+    rebound = {write.place for write in writes}
+    for write in writes:
+        step = write.place.parent if write.place.how is not How.GRAD else None
+        while step is not None:
+            if step in rebound:
+                raise results.refuse(
+                    str(step),
+                    "the program changes what is in this place, and puts something else there too",
+                    "do one of the two outside of the program, or put a changed copy there",
+                )
+            step = step.parent
 
 
 def _computed(change: Change, inputs: Mapping[Binding, Number]) -> Computed | None:

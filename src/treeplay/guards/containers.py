@@ -95,10 +95,8 @@ class Table(ContainerGuard):
         if len(now) != len(self.recorded) or (self.names is None and not _same_keys(self.recorded, now)):
             return self._other_keys(now)
         for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
-            if before is not found and key not in self.free:
-                is_fine = self.is_alike(comparison, key, before, found)
-                if not is_fine:
-                    return comparison.inner or differing(self.label_of(key), before, found)
+            if before is not found and key not in self.free and not self.is_alike(comparison, key, before, found):
+                return comparison.inner or differing(self.label_of(key), before, found)
         return None
 
     def values(self, entries: Any) -> Iterable[Any]:

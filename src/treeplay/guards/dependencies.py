@@ -64,14 +64,15 @@ class Dependencies:
             if isinstance(guard, Table):
                 guard.is_steady = not guard.written  # each replay gives it another version
         for asked in self.asked:
-            is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
-            asked.is_free = is_own
+            asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             if asked.spot in slots and id(asked.recorded) not in staying:
                 asked.slot = check_of_slot(asked.recorded, staying)
 
     def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
         """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may
         be instead of such an object: the program may have put it from one place to the other, which was no change."""
+        if not slots:
+            return set()
         found = {
             id(guard.recorded[key])
             for guard in (*self.tables, *self.items)

@@ -21,6 +21,9 @@ Tensor = torch.Tensor
 TensorList = Sequence[Tensor]
 Operator = Callable[..., Any]
 
+SAME_BY_ONE: Any = aten._foreach_mul.Scalar
+"""The identity over a list, given a one: what Inductor makes one kernel of, in which each tensor is computed once."""
+
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # In others, a weight of the tensors' type is rounded, and eager's is not.
 _EXACT_WEIGHTS = (torch.float32, torch.float64)

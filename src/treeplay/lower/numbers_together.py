@@ -19,11 +19,11 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.lower.foreach import SAME_BY_ONE
+
 _READ = torch.ops.aten._local_scalar_dense.default
 _OF_EACH = frozenset({_READ, operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg})
 """What does with each element of a tensor what it does with a number, on a GPU: on a CPU, `pow` may differ in the last bit."""
-_STORED: Any = torch.ops.aten._foreach_mul.Scalar  # by one
-"""An operator over a list becomes one kernel, in which each number is computed once, beside the others."""
 _FEWEST = 4  # to take numbers together and apart again is some kernels too
 
 
@@ -84,7 +84,7 @@ class NumbersTogether:
                 values[node] = compute(node.target, [value(arg) for arg in node.args])
             taken = [node for node in form.nodes if not self._numbers.issuperset(node.users)]
             if taken:
-                values |= dict(zip(taken, _STORED([values[node] for node in taken], 1), strict=True))
+                values |= dict(zip(taken, SAME_BY_ONE([values[node] for node in taken], 1), strict=True))
 
     def _compute_tensors(self, values: dict[Node, torch.Tensor], value: Callable[[Any], Any]) -> None:
         whole: dict[int, torch.Tensor] = {}

@@ -69,7 +69,7 @@ def passes_of_the_users() -> bool:
 
 def circumstances(device: torch.device) -> dict[str, Any]:
     """What besides the graph its compiled code depends on: versions, settings, the machine."""
-    backends = torch.backends
+    backends, left_out = torch.backends, _ELSEWHERE | _set_by_torch()
     return {
         "torch": (str(torch.__version__), torch.version.git_version, torch.version.cuda, torch.version.hip),
         "python": sys.version,
@@ -96,7 +96,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if (name.startswith(_PREFIXES) or name in _NAMES) and name not in _ELSEWHERE | _set_by_torch()
+            if (name.startswith(_PREFIXES) or name in _NAMES) and name not in left_out
         },
     }
 

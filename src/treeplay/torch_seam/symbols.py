@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from sys import _getframe  # by name: modules are watched while this is called
 from types import CodeType
 from typing import Any
@@ -75,7 +74,7 @@ def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[No
                 return given
         return object.__getattribute__(self, name)
 
-    _hide(ask.__code__)
+    skip_code(ask.__code__, with_callees=True)  # Dynamo may be at work in another thread
     owners: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
     for owner in owners:
         stand_in(ask, ABSENT)
@@ -85,12 +84,6 @@ def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[No
     finally:
         for owner in owners:
             del owner.__getattribute__
-
-
-@lru_cache(maxsize=1)
-def _hide(code: CodeType) -> None:
-    """Have Dynamo, which another thread may be in, take no notice of it."""
-    skip_code(code, with_callees=True)
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ def survey_storages(graph: torch.fx.Graph) -> StoragePlan:
     outputs = _tensors(graph.output_node().args[0])
     kept = {of[node] for node in outputs} | {of[node] for node in of if node.op == "placeholder"}
     constants = _constants(of, kept)
-    layout = StoragePlan(of, _settle(graph, steps, of, kept | constants))
+    layout = StoragePlan(of, _elide_copies(graph, steps, of, kept | constants))
     results = {of[node] for node in outputs}
     whole = layout.bases_of(graph, BEGINS - {aten.as_strided.default})  # they count from where all of the memory begins
     for makes in layout.by_maker().values():
@@ -211,7 +211,7 @@ def _read_by(node: Node, of: dict[Node, Storage]) -> list[Node]:
 # --- copies that need not happen ----------------------------------------------------------------------------
 
 
-def _settle(
+def _elide_copies(
     graph: torch.fx.Graph, steps: dict[Node, int], of: dict[Node, Storage], fixed: set[Storage]
 ) -> dict[Node, Node]:
     elided: dict[Node, Node] = {}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from treeplay.lower.foreach import SAME_BY_ONE
 from treeplay.lower.functional import apart, computed_once, fresh
 from treeplay.torch_seam.operators import OpOverload
 
@@ -84,13 +85,12 @@ def compute_once(graph: torch.fx.Graph, copies: Iterable[Node]) -> None:
 
 
 def _is_computed_late(node: Node) -> bool:
-    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return is_pointwise and bool(node.meta["val"].dtype.is_floating_point)
+    return _is_pointwise(node) and bool(node.meta["val"].dtype.is_floating_point)
 
 
 def _become_a_list(graph: torch.fx.Graph, values: list[Any], *, before: Node, later: Set[Node]) -> None:
     with graph.inserting_before(before):
-        made = graph.call_function(aten._foreach_mul.Scalar, (list(values), 1))  # the identity
+        made = graph.call_function(SAME_BY_ONE, (list(values), 1))
         made.meta["val"] = [value.meta["val"] for value in values]
         for at, value in enumerate(values):
             one = graph.call_function(operator.getitem, (made, at))
@@ -101,13 +101,17 @@ def _become_a_list(graph: torch.fx.Graph, values: list[Any], *, before: Node, la
 def _read_by(node: Node) -> Iterator[tuple[Node, bool]]:
     """What a value is computed from, and whether each element of it from the same element there."""
     sources: Any = node.all_input_nodes
-    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    is_pointwise = _is_pointwise(node)
     if node.target is operator.getitem and is_in_place_list(sources[0].target):
         at: Any = node.args[1]
         lists = [item[at] for item in sources[0].args if isinstance(item, (list, tuple))]
         sources, is_pointwise = [item for item in lists if isinstance(item, Node)], True
     for source in sources:
         yield source, node.target in _KEEP_ORDER or (is_pointwise and _shape(source) == _shape(node))
+
+
+def _is_pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _shape(node: Node) -> Any:

@@ -122,13 +122,18 @@ def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
     if after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
     elif after is None or after is GONE:
-        if before is None or isinstance(before, torch.Tensor) or _has_tensors(before) or _was_constant(before, results):
+        if (
+            before is None
+            or isinstance(before, torch.Tensor)
+            or _holds(before, torch.Tensor)
+            or _was_constant(before, results)
+        ):
             return Write(change.place, Static(after))
     # What an argument holds is part of the key, also where it is a count.
-    elif results.is_constant(after) and not _has_tensors(after):
+    elif results.is_constant(after) and not _holds(after, torch.Tensor):
         if not _is_count(before, after) or change.is_blind or given_name(change.place) is not None:
             return Write(change.place, Static(after))
-    elif is_read_anew or (_has_tensors(after) and not _has_numbers(after)):
+    elif is_read_anew or (_holds(after, torch.Tensor) and not _holds(after, SYMBOLS)):
         return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
@@ -150,13 +155,9 @@ def _is_count(before: Any, after: Any) -> bool:
     return isinstance(before, numbers) and isinstance(after, numbers) and not isinstance(after, bool)
 
 
-def _has_tensors(value: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in flatten(value)[0])
-
-
-def _has_numbers(value: Any) -> bool:
-    """Whether numbers are in it that stood as symbols."""
-    return any(isinstance(leaf, SYMBOLS) for leaf in flatten(value)[0])
+def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether a value is one of these kinds, or a container with one in it."""
+    return any(isinstance(leaf, kinds) for leaf in flatten(value)[0])
 
 
 def _short(value: Any) -> str:

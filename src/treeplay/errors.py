@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 from treeplay.values.location import Location
@@ -32,6 +33,13 @@ class Explained(TreeplayError, RuntimeError):
     def of(cls, op: str, why: str, advice: str, where: Location | None = None) -> Self:
         """One with the reason that has these fields."""
         return cls(Reason(op, why, advice, where))
+
+    def at(self, where: Location | None) -> Self:
+        """The error, at this line where it named none."""
+        if self.reason.where is None:
+            self.reason = replace(self.reason, where=where)
+            self.args = (str(self.reason),)
+        return self
 
     @property
     def op(self) -> str:

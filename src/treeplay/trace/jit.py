@@ -83,13 +83,18 @@ def trace(
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     # A trace keeps so many objects that Python would look for garbage among all that there are: a fifth of its time.
     with turn(), no_collection():
-        with native_layers() if is_exact else contextlib.nullcontext():
-            try:
-                # Marks are seeds: where other threads draw too, there are none until the program is known to call a generator.
-                made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
-            except _UsesGenerators:
-                made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
-        return _with_guards(made, program, call, run)
+        try:
+            with native_layers() if is_exact else contextlib.nullcontext():
+                try:
+                    # Marks are seeds: where other threads draw too, there are none until the program is known to call a
+                    # generator.
+                    made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
+                except _UsesGenerators:
+                    made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
+            return _with_guards(made, program, call, run)
+        except Refusal as refusal:
+            refusal.at(home_of(program))
+            raise
 
 
 class _UsesGenerators(Exception):
@@ -127,7 +132,7 @@ def _trace_over(
     run = TracedRun(tracer, watch, found, snapshot, reads=reads_of(found))
     snapshot.gradients_set = run.watch.grads_set
     is_shared = has_company()
-    tracer.reads = tracer.world.reads = run.reads
+    tracer.reads = tracer.world.reads = snapshot.reads = run.reads
     try:
         made = _traced(program, call, run, is_shared=is_shared)
     except Refusal as refusal:
@@ -210,10 +215,12 @@ def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
 
 def _told(refusal: Refusal, run: TracedRun) -> Refusal:
     """What to say of a run that ended with `refusal`."""
-    # The program may have turned a refusal into an exception of its own: the first one counts.
     tape = run.tracer.tape
     kind = TooEarly if tape.is_too_early else Refusal
-    told = kind(tape.refusal) if tape.refusal is not None else refusal
+    told = refusal
+    # The program may have turned a refusal into an exception of its own: while it ran, the first one counts.
+    if tape.refusal is not None:
+        told = kind(tape.refusal if tape.home is None else refusal.reason)
     told.counted, told.needed = refusal.counted, refusal.needed
     if isinstance(run.watch, GoingOn):
         last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)

@@ -279,8 +279,8 @@ class Rerun:
         leaves = [direct.get(id(leaf), leaf) for leaf in self._call.leaves]
         return unflatten(self._call.structure, leaves, self._given)  # type: ignore[no-any-return]
 
-    def _refuse(self, op: str, why: str, advice: str) -> Refusal:
-        return Refusal.of(op, why, advice, user_location() or home_of(self._program))
+    def _refuse(self, op: str, why: str, advice: str, where: Any = None, **_: Any) -> Refusal:
+        return Refusal.of(op, why, advice, where or user_location() or home_of(self._program))
 
 
 def is_passed(item: Input, tensor: torch.Tensor) -> bool:

@@ -22,9 +22,11 @@ from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_
 from treeplay.guards.reads.machinery import is_of_a_trace
 from treeplay.guards.reads.names import entry_taken
 from treeplay.guards.reads.ran import noting
+from treeplay.observe.lines import user_location
 from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.values.kinds import is_a
+from treeplay.values.location import Location
 
 WHOLE = "__dict__"
 """Stands among the names read of an object for all of them."""
@@ -37,12 +39,13 @@ _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 class ObjectReads:
     """What was read and assigned of one object: names in the order of their first use."""
 
-    __slots__ = ("assigned", "object", "read")
+    __slots__ = ("assigned", "object", "read", "stored_at")
 
     def __init__(self, value: Any) -> None:
         self.object = value
         self.read: dict[str, None] = {}
         self.assigned: dict[str, Any] = {}  # with what was there before the first time
+        self.stored_at: dict[str, Location | None] = {}  # of those assigned, the user's line
 
 
 class Reads:
@@ -184,9 +187,9 @@ class Reads:
         if self._is_on and get_ident() == self._thread:
             if is_a(value, ModuleType) and is_of_a_trace(_getframe(2).f_code):  # an import
                 return
-            assigned = self._noted(value).assigned
-            if name not in assigned:
-                assigned[name] = entry_of(value, name)
+            noted = self._noted(value)
+            if name not in noted.assigned:
+                noted.assigned[name], noted.stored_at[name] = entry_of(value, name), user_location()
 
     # --- classes and modules ----------------------------------------------------------------------------------
 

@@ -100,19 +100,19 @@ def check_numbers(run: TracedRun) -> None:
         # `isinstance` gets the number's own class.
         for number in run.given:
             raise Refusal.of(f"argument {number.place.label}", _TYPES, "use isinstance, or pass a tensor", None)
-        raise not_inputs([number.place for number in run.varying], _TYPES)
+        raise not_inputs(run, [number.place for number in run.varying], _TYPES)
     fixed = [guard.expression for guard in run.tracer.world.guards.values() if not isinstance(guard.expected, bool)]
     for number in run.given:
         if any(mentions(text, number.name) for text in fixed):
             raise Refusal.of(f"argument {number.place.label}", _NEEDED, "pass a tensor", None)
     needed = [number.place for number in run.varying if any(mentions(text, number.name) for text in fixed)]
     if needed:
-        raise not_inputs(needed, _NEEDED)
+        raise not_inputs(run, needed, _NEEDED)
 
 
-def not_inputs(places: Sequence[Binding], why: str) -> Refusal:
+def not_inputs(run: TracedRun, places: Sequence[Binding], why: str) -> Refusal:
     """The refusal of a program for numbers of its state that were to be inputs."""
-    refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", None)
+    refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", run.snapshot.line_of_change(places[0]))
     refusal.needed = tuple(trail for place in places if (trail := place.trail) is not None)
     return refusal
 

@@ -25,6 +25,7 @@ from treeplay.trace.signature.slots import find_writes
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import over
 from treeplay.trace.turn import turn
+from treeplay.values.location import Location
 from treeplay.values.place import Binding
 from treeplay.values.signature import Argument, Input, State
 from treeplay.values.spec import TensorSpec
@@ -110,9 +111,11 @@ class OpaqueRuns:
             self._reads.forget(but=self.found.kept)
         self.found = over(self.found, (), {}, Leaf(0))
 
-    def refuse(self, op: str, why: str, advice: str, *, may_pass: bool = False) -> Refusal:
+    def refuse(
+        self, op: str, why: str, advice: str, where: Location | None = None, *, may_pass: bool = False
+    ) -> Refusal:
         """A refusal that names the program, for good: another look would take several runs of it, whatever `may_pass`."""
-        return Refusal.of(op, why, advice, home_of(self._program))
+        return Refusal.of(op, why, advice, where or home_of(self._program))
 
     def _arguments_over(self, inputs: Sequence[Input], tensors: TensorSequence) -> tuple[Any, Any]:
         given = {

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.reads.reads import Reads
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.autograd import set_version, version_of
@@ -21,12 +22,14 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import bare, fill
+from treeplay.trace.restore.line_of_change import line_of_change
 from treeplay.trace.restore.memory import MemoryBefore
 from treeplay.trace.restore.random_sources import RandomSources
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.run.gradients import Gradients
 from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.values.kinds import is_a, is_leaf
+from treeplay.values.location import Location
 from treeplay.values.place import Binding, How
 
 
@@ -59,6 +62,7 @@ class Snapshot:
     """Places that the program assigned what they held already."""
     whose: Whose | None = None
     """Who made the changes, once the run is over; None if nobody else can have."""
+    reads: Reads | None = None  # of the run, where they are noted
     gradients_set: Collection[int] | None = None
     """Tensors whose gradient the program assigned, by `id`; None if that was not noted."""
 
@@ -81,6 +85,10 @@ class Snapshot:
         self._random = RandomSources(found.kept)
         self._memory = MemoryBefore(found.memories, tensors.values())
 
+    def line_of_change(self, place: Binding) -> Location | None:
+        """The user's line that changed what is in a place; None where that is not known."""
+        return line_of_change(place, self.reads) if self.reads is not None else None
+
     def changes(self) -> Iterator[Change]:
         """Every place that holds something else now, and those that were assigned the same again."""
         for place, value in self.assigned:
@@ -89,7 +97,7 @@ class Snapshot:
         for container, place, before in self._containers:
             for change in self._ours(container, place, _compare(container, place, before)):
                 if id(container) in self.found.sealed:
-                    yield Change(place, ShownText("what it held"), ShownText("something else"))
+                    yield replace(change, before=ShownText("what it held"), after=ShownText("something else"))
                     break
                 is_blind = (id(container), change.place.key) in self.unread
                 yield replace(change, is_blind=True) if is_blind else change

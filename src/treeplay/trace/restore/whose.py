@@ -191,12 +191,12 @@ def is_stand_in(value: Any) -> bool:
 def changes_in(code: CodeType) -> frozenset[Any] | None:
     """The keys under which `code`, or a function it defines, may change a dict, list, set or deque that was there before:
     `d["a"] = 1` changes "a". None for any."""
-    if not _CHANGES.isdisjoint(code.co_names):
+    if not CHANGES.isdisjoint(code.co_names):
         return None
     keys: set[Any] = set()
     before = None
     for step in dis.get_instructions(code):
-        if step.opname in _STORES:
+        if step.opname in STORES_OF_ITEMS:
             # The key is what was pushed last: of a slice, where it ends.
             if before is None or before.opname != "LOAD_CONST" or step.opname == "STORE_SLICE":
                 return None
@@ -213,7 +213,7 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
 def writes_memory(code: CodeType) -> bool:
     """Whether `code`, or a function it defines, may write into memory that was there before, as by `a[0] = 1` or `out=a`."""
     changed = changes_in(code)
-    if changed is None or changed or not _WRITES.isdisjoint((*code.co_names, *names.stores_in(code))):
+    if changed is None or changed or not WRITES.isdisjoint((*code.co_names, *names.stores_in(code))):
         return True
     return any("out" in found for found in code.co_consts if isinstance(found, tuple)) or any(
         writes_memory(inner) for inner in code.co_consts if isinstance(inner, CodeType)
@@ -257,17 +257,17 @@ _PYTHONS = frozenset(
     )
 )
 _TABLES = ("_parameters", "_buffers", "_modules")
-_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
+STORES_OF_ITEMS = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 _ASSIGNS_ANY = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "vars", "globals", "__dict__"})
 _IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})
 # fmt: off
-_CHANGES = frozenset({
+CHANGES = frozenset({
     "append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "clear", "reverse",
     "rotate", "sort", "add", "discard", "update", "setdefault", "intersection_update", "difference_update",
     "symmetric_difference_update", "heappush", "heappop", "heapify", "insort", "insort_left", "insort_right", "setitem",
     "delitem", "iadd", "iconcat", "shuffle", "__setitem__", "__delitem__", "__dict__", "move_to_end",
 })
-_WRITES = frozenset({
+WRITES = frozenset({
     "value", "contents", "raw", "memmove", "memset", "write", "writelines", "read", "read1", "readinto", "readline",
     "readlines", "seek", "truncate", "copyto", "fill", "put", "place", "putmask", "partition", "resize", "itemset",
     "setfield", "byteswap", "frombytes", "fromlist", "at", "__next__",

@@ -155,6 +155,7 @@ def _check_unseen_stores(findings: Findings, run: TracedRun) -> None:
             f"{type(value).__name__}.{name}",
             "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
             "change it outside of the program, or keep the object in an attribute, a closure or a global",
+            noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
         )
 
 

@@ -55,7 +55,7 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
         used = [number.place for number in run.varying if _is_used(number, run)]
         if used:
             raise not_inputs(
-                used, "it is a number that varies, and the program's results are differentiated by the caller"
+                run, used, "it is a number that varies, and the program's results are differentiated by the caller"
             )
         if schedules.stepped:
             raise schedules.refuse()

@@ -7,9 +7,10 @@ it is).
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import CoroutineType, FunctionType, ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from treeplay.torch_seam.fakes import attributes_given_to
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.survey.found import PLAIN, Survey
 from treeplay.values.flatten import containers, flatten
+from treeplay.values.location import Location
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View
 from treeplay.values.place import Binding
@@ -31,6 +33,7 @@ from treeplay.values.unflatten import unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[..., Refusal]
+LineOf = Callable[[Binding], Location | None]
 _FROZEN = (*PLAIN, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, ModuleType, range)
 
 
@@ -39,7 +42,9 @@ class References:
 
     def __init__(self, found: Survey, refuse: Refuse, memory: OutputMemory | None = None) -> None:
         self.found = found
-        self.refuse = refuse
+        self._refuse = refuse
+        # Where what is looked at now is stored, with what tells the line of a store; None: it is returned.
+        self._store: tuple[Binding, LineOf] | None = None
         self.memory = memory if memory is not None else OutputMemory()
         self.lasting = {id(value) for value in found.kept}
         self._refs: dict[int, Ref] = {}
@@ -47,6 +52,24 @@ class References:
         self._open: set[int] = set()  # of these, those that are taken apart just now
         self._leaves: set[int] = set()  # outputs that will require gradients
         self._views: collections.Counter[View] = collections.Counter()
+
+    @contextlib.contextmanager
+    def storing(self, place: Binding, line_of: LineOf) -> Iterator[None]:
+        """In the block, what is refused is said of what the program puts in this place, at the line that `line_of` finds."""
+        self._store = place, line_of
+        try:
+            yield
+        finally:
+            self._store = None
+
+    def refuse(
+        self, op: str, why: str, advice: str, where: Location | None = None, *, may_pass: bool = False
+    ) -> Refusal:
+        """The refusal of a result, or of what is stored in a place."""
+        if self._store is not None:
+            place, line_of = self._store
+            op, where = str(place), where or line_of(place)
+        return self._refuse(op, why, advice, where, may_pass=may_pass)
 
     def ref(self, leaf: Any) -> Ref:
         """A reference to a leaf of the program's result, or of what it stored."""

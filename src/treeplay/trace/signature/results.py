@@ -35,7 +35,7 @@ class Results(References):
         self.check_class(tensor)
         if value is None:
             if not self.tracer.is_known(tensor):
-                raise self.tracer.refuse(
+                raise self.refuse(
                     "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
                 )
             value = self.tracer.tape.add_input(tensor)
@@ -44,7 +44,7 @@ class Results(References):
             return SameAsInput(self._index(value))
         self.check_attributes(tensor)
         if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
-            raise self.tracer.refuse(
+            raise self.refuse(
                 "result",
                 "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
                 "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
@@ -56,7 +56,7 @@ class Results(References):
             self._check_mode(tensor, value)
         ref = self.in_memory(tensor, extent, _extent_of_node(birth, extent), self._inputs)
         if ref is None:
-            raise self.tracer.refuse(
+            raise self.refuse(
                 "result",
                 "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
                 "return a copy of it (.clone())",
@@ -91,7 +91,7 @@ class Results(References):
 
     def _check_mode(self, tensor: torch.Tensor, value: TracedValue) -> None:
         if self._is_inference not in (None, tensor.is_inference()):
-            raise self.tracer.refuse(
+            raise self.refuse(
                 "result",
                 "returns or stores tensors made inside of inference mode beside others made outside of it",
                 "make all of them under the same mode, or use torch.no_grad()",

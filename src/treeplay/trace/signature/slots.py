@@ -40,7 +40,8 @@ def find_writes(
             writes.append(Write(change.place, number))
             continue
         try:
-            writes.append(_write(change, results, is_read_anew=_is_read_anew(change, inputs)))
+            with results.storing(change.place, snapshot.line_of_change):
+                writes.append(_write(change, results, is_read_anew=_is_read_anew(change, inputs)))
         except Refusal as refusal:
             refusals.append((_is_count(change.before, value_of(change.after)), refusal))
     if refusals:
@@ -48,11 +49,11 @@ def find_writes(
         _, told = min(refusals, key=lambda found: found[0])
         told.counted = tuple(_counted(snapshot, inputs))
         raise told
-    _check_let_go(writes, results)
+    _check_let_go(writes, results, snapshot)
     return tuple(writes)
 
 
-def _check_let_go(writes: Sequence[Write], results: References) -> None:
+def _check_let_go(writes: Sequence[Write], results: References, snapshot: Snapshot) -> None:
     """Refuse to write into what the program takes out of its place as well: a replay looks for it there."""
     rebound = {write.place for write in writes}
     for write in writes:
@@ -63,6 +64,7 @@ def _check_let_go(writes: Sequence[Write], results: References) -> None:
                     str(step),
                     "the program changes what is in this place, and puts something else there too",
                     "do one of the two outside of the program, or put a changed copy there",
+                    snapshot.line_of_change(step),
                 )
             step = step.parent
 

@@ -10,6 +10,7 @@ place in this process, where each step starts from an object.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -137,7 +138,7 @@ class Binding:
         if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
             return False
         return (
-            self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is self.parent.read_or(None)
+            self.how is How.GRAD or isinstance(self.holder, (list, tuple, deque)) or self.holder is self.parent.read_or(None)
         )
 
     def anew(self) -> Binding:

@@ -34,7 +34,7 @@ CHANGES: dict[str, tuple[Callable[[World], Any], str]] = {
     "an entry": (lambda w: w.table.update(a=9), "self.table.a"),
     "a new entry": (lambda w: w.table.update(c=9), "self.table.c"),
     "a removed entry": (lambda w: w.table.pop("a"), "self.table.a"),
-    "a moved deque": (lambda w: w.queue.append(5), "self.queue"),
+    "a moved deque": (lambda w: w.queue.append(5), "self.queue[0]"),
     "a larger set": (lambda w: w.bag.add(5), "self.bag"),
     "an attribute": (lambda w: setattr(w.space, "n", 2), "self.space.n"),
     "a new attribute": (lambda w: setattr(w, "more", 2), "self.more"),

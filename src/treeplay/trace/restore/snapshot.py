@@ -265,8 +265,7 @@ def _compare(container: Any, place: Binding, before: Any) -> Iterator[Change]:
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(found) != len(before):
         yield Change(place, ShownText(f"{len(before)} items"), ShownText(f"{len(found)} items"))
-    # Items of a deque have places of their own in arguments only: see `survey`.
-    elif not (isinstance(found, list) or (isinstance(found, collections.deque) and place.how is How.ARGUMENT)):
+    elif isinstance(found, set):  # whose items have no places
         if not _is_same(found, before):
             yield Change(place, ShownText("these items"), ShownText("other items"))
     else:

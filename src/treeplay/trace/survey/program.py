@@ -112,13 +112,13 @@ def _container(walk: SurveyWalk, values: Any, place: Binding, needs: Names) -> N
             shown = repr(key) if is_a(key, (str, int)) else f"<{type(key).__name__}>"
             needed = needs | {key} if is_a(key, str) and is_a(value, PLAIN) else needs
             walk.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)
-    elif is_a(values, (list, tuple)):
+    elif is_a(values, (list, tuple, collections.deque)):
         found = items(values)
         for index, value in enumerate(found):
-            if not is_a(value, PLAIN) or (is_a(values, list) and len(found) <= _MOST_WATCHED):
+            if not is_a(value, PLAIN) or (not is_a(values, tuple) and len(found) <= _MOST_WATCHED):
                 walk.enter(value, place.child(How.ITEM, values, index, f"{place}[{index}]"), needs)
     else:
-        # Sets and deques have no place that can be read again: only whole objects in them are followed.
+        # What is in a set has no place that can be read again: only whole objects in it are followed.
         for value in items(values):
             walk.enter(value, root(value, f"an item of {place}"), needs)
 

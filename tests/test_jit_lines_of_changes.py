@@ -16,7 +16,7 @@ counts = {"calls": 0}
 
 class Player:
     def __init__(self) -> None:
-        self.frames: Any = deque([torch.zeros(2)] * 3, maxlen=3)
+        self.frames: Any = deque([torch.zeros(2)] * 3)
         self.seen: list[torch.Tensor] = []
         self.best: Any = None
         self.scores: dict[str, Any] = {"all": []}

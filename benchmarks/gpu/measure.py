@@ -197,19 +197,24 @@ def after_calls(this: Measurement, feed: Feed, ours: Variant, *, seconds: float)
     try:
         this.found["growth"] = growth(ours.call, feed, this.device, calls=_GROWTH_CALLS, seconds=seconds)
         program = ours.facts["program"]
-        this.found["statistics"] = told_shortly(dataclasses.asdict(program.statistics()))
+        statistics = dataclasses.asdict(program.statistics())
+        for recording in (one for key in statistics["keys"] for one in key["recordings"]):
+            tell_shortly(recording["launch"])
+        this.found["statistics"] = statistics
+        # What the backend copies, where something cannot move, shows in its time only.
+        launches = [dataclasses.asdict(graph.launch) for graph in treeplay.graph_reports() if graph.launch is not None]
+        for launch in launches:
+            tell_shortly(launch)
+        this.found["backend"] = launches
     except Exception as error:
         this.failed("growth", error)
 
 
-def told_shortly(statistics: dict[str, Any]) -> dict[str, Any]:
-    """Statistics with the tensors that are copied by name, and the others, hundreds of them, as numbers."""
-    for recording in (one for key in statistics["keys"] for one in key["recordings"]):
-        policy = recording["launch"]["policy"]
-        kinds = Counter(text.split(":")[0].split(" ")[0] for text in policy.values())
-        copied = {name: text for name, text in policy.items() if text.startswith("copied")}
-        recording["launch"]["policy"] = {**kinds, **copied}
-    return statistics
+def tell_shortly(launch: dict[str, Any]) -> None:
+    """Leave the tensors that are copied by name, and of the others, hundreds of them, how many there are of each kind."""
+    policy = launch["policy"]
+    kinds = Counter(text.split(":")[0].split(" ")[0] for text in policy.values())
+    launch["policy"] = {**kinds, **{name: text for name, text in policy.items() if text.startswith("copied")}}
 
 
 def main() -> None:

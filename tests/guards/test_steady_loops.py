@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,6 +78,41 @@ def trains_by_a_schedule() -> Callable[..., Any]:
     return step
 
 
+class Keeper:
+    """A program with state of its own, in each kind of place."""
+
+    def __init__(self) -> None:
+        self.count, self.state, self.last = 0, torch.zeros(3, 4), torch.ones(3, 4)
+        self.counts, self.listed = {"calls": 0}, [0, torch.zeros(3, 4)]
+        self.frames = deque([torch.zeros(3, 4), torch.ones(3, 4)], maxlen=2)
+
+
+def counts(keeper: Keeper, x: Tensor) -> Tensor:
+    keeper.count += 1
+    return x * 2 - keeper.count
+
+
+def counts_in_containers(keeper: Keeper, x: Tensor) -> Tensor:
+    keeper.counts["calls"] += 2
+    keeper.listed[0] += 1
+    return x * keeper.counts["calls"] - keeper.listed[0]
+
+
+def keeps_tensors(keeper: Keeper, x: Tensor) -> Tensor:
+    keeper.state, keeper.last = keeper.state * 0.5 - x, keeper.state
+    keeper.listed[1] = keeper.last - 1
+    return keeper.state - keeper.listed[1]
+
+
+def keeps_a_window(keeper: Keeper, x: Tensor) -> Tensor:
+    keeper.frames.append(x * 2)
+    return keeper.frames[0] - keeper.frames[1]
+
+
+def keeping(program: Callable[[Keeper, Tensor], Tensor]) -> Callable[[], Callable[..., Any]]:
+    return lambda: partial(program, Keeper())
+
+
 PROGRAMS: dict[str, Callable[[], Callable[..., Any]]] = {
     "inference": infers,
     "SGD": trains(torch.optim.SGD, lr=0.1),
@@ -86,6 +123,10 @@ PROGRAMS: dict[str, Callable[[], Callable[..., Any]]] = {
     "RMSprop": trains(torch.optim.RMSprop),
     "NAdam": trains(torch.optim.NAdam),
     "schedule": trains_by_a_schedule,
+    "a count": keeping(counts),
+    "counts in containers": keeping(counts_in_containers),
+    "tensors that are stored": keeping(keeps_tensors),
+    "a window": keeping(keeps_a_window),
 }
 
 

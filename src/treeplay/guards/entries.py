@@ -98,6 +98,21 @@ def content_of(cell: types.CellType) -> Any:
         return ABSENT
 
 
+def results_in(function: Any) -> list[Any]:
+    """What the cache of a function (`functools.lru_cache`) holds, and with a limit also its keys: only the garbage collector is
+    shown it."""
+    held = [found for found in gc.get_referents(function) if found is not table_of(function)]
+    if function.cache_parameters()["maxsize"] is None:
+        return [value for found in held if type(found) is dict for value in list(found.values())]
+    # With a limit there are links from one entry to the next, and a dictionary of these.
+    of_links = (type, types.FunctionType, types.BuiltinFunctionType)
+    return [found for found in held if not is_a(found, of_links) and not (type(found) is dict and _has_links(found))]
+
+
+def _has_links(table: dict[Any, Any]) -> bool:
+    return all(type(value).__name__ == "_lru_list_elem" for value in list(table.values()))
+
+
 def entry_in_thread(local: threading.local, name: str) -> Any:
     """What this thread has put into a `threading.local`."""
     return vars(local).get(name, ABSENT)

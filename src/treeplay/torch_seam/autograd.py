@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -176,6 +176,18 @@ def is_custom(node: Any) -> bool:
         return False
     module = node._forward_cls.__module__  # type: ignore[attr-defined]
     return not module.startswith("torch.") or module == "torch._library.autograd"  # of `register_autograd`
+
+
+def nodes_behind(tensors: Iterable[torch.Tensor], known: Iterable[Any] = ()) -> Iterator[Any]:
+    """The nodes that a backward of these tensors goes through, but for those that are `known` and what is behind them."""
+    seen = {*known, None}
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions)
 
 
 def call_backward(node: Any) -> None:

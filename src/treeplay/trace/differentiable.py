@@ -6,13 +6,13 @@ which runs the program again (`rerun.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.torch_seam.autograd import call_backward, hooks_on_nodes, is_custom
+from treeplay.torch_seam.autograd import call_backward, hooks_on_nodes, is_custom, nodes_behind
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
 from treeplay.torch_seam.modes import DisableTorchFunction
@@ -68,16 +68,13 @@ def _custom_nodes(run: TracedRun, result: Any) -> Iterator[Any]:
     tape = run.tracer.tape
     if tape.fills_gradients or run.stepped or run.tracer.lasting.given_history:
         return  # a whole step, or refused
-    seen = {seen.tensor.grad_fn for seen in tape.inputs} | {None}  # behind them is the caller's own graph
-    waiting: list[Any] = [leaf.grad_fn for leaf in _with_history(run, result)]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if is_custom(node):
-            yield node
-        waiting.extend(following for following, _ in node.next_functions)
+    yield from _custom_behind(run, _with_history(run, result))
+
+
+def _custom_behind(run: TracedRun, leaves: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of custom functions that the program has put between its inputs and these tensors."""
+    of_the_caller = [seen.tensor.grad_fn for seen in run.tracer.tape.inputs]
+    return filter(is_custom, nodes_behind(leaves, of_the_caller))
 
 
 def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None:
@@ -134,9 +131,10 @@ def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
         if value is None or value.is_input or leaf.grad_fn is None or run.watch.reaches_consumed(leaf):
             continue
         storage = storage_of(value.fake)
-        if storage in given and storage not in run.tracer.tape.mutated:
-            continue  # a view of an input is taken again from the input itself
-        yield leaf
+        is_view = storage in given and storage not in run.tracer.tape.mutated
+        # A view of an input is taken again from the input itself, unless a backward or a hook of the program's own is between.
+        if not is_view or run.watch.hooked is not None or any(True for _ in _custom_behind(run, [leaf])):
+            yield leaf
 
 
 def _why_its_own(results: Iterator[torch.Tensor], where: Location | None) -> Reason | None:

@@ -41,7 +41,7 @@ from treeplay.trace.numbers.stand_ins import (
 )
 from treeplay.trace.raised import program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
-from treeplay.trace.restore.caching import forget_cached
+from treeplay.trace.restore.caching import forget_cached, forget_in_tables
 from treeplay.trace.restore.left_behind import check_global_state, check_no_leak
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
@@ -265,6 +265,8 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
 def _forget_cached(tape: TraceTape) -> None:
     if tape.leaked():  # also through an exception that is on its way
         tape.was_cached |= forget_cached(tape.is_own)
+    if kept := tape.leaked():
+        tape.was_cached |= forget_in_tables(kept)
 
 
 def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> None:

@@ -74,7 +74,12 @@ def table_of(value: Any) -> dict[str, Any] | None:
 def slots_in(cls: type) -> list[str]:
     """The slots that one class adds to its objects, private ones by the names that they have there: `__slots__` itself has them
     as they are written."""
-    return [name for name, entry in list(vars(cls).items()) if is_a(entry, MemberDescriptorType)]
+    entries = list(vars(cls).items())
+    return [name for name, entry in entries if is_a(entry, MemberDescriptorType) and name not in _OFFSETS]
+
+
+# By which classes in C, as `functools.partial`, tell Python where in an object something lies.
+_OFFSETS = ("__dictoffset__", "__weaklistoffset__", "__vectorcalloffset__")
 
 
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)

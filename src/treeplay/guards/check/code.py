@@ -38,7 +38,7 @@ from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.values.kinds import HEAP
-from treeplay.values.same import is_same
+from treeplay.values.same import is_same, is_value
 
 _FEW = 4
 """So many comparisons are written out; more of one kind are one native loop."""
@@ -127,12 +127,13 @@ def _entries(text: Writer, guard: Table) -> Iterator[str]:
         constant = repr(key) if type(key) in (str, int) else text.constant(key)
         if value is ABSENT:
             yield f"{constant} not in {holder}"
-        elif key in guard.written and isinstance(value, torch.Tensor):
+        elif key in guard.free:  # a number that the program counts is another object after each replay
+            if guard.names is None:
+                yield f"{constant} in {holder}"
+        elif key in guard.written and not is_value(value):
             yield f"{text.constant(check_of_slot(value, guard.staying))}({holder}[{constant}])"
-        elif key in guard.written or key not in guard.free:
+        else:
             yield f"{holder}[{constant}] is {text.constant(value)}"
-        elif guard.names is None:
-            yield f"{constant} in {holder}"
 
 
 class _SameEntries:

@@ -19,7 +19,7 @@ from typing import Any
 
 from treeplay.guards.conditions import Asked, Code
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import content_of
+from treeplay.guards.entries import content_of, results_in
 from treeplay.guards.reads.names import inner_code
 from treeplay.guards.reads.ran import function_of, functions_with
 from treeplay.guards.walk.namespaces import Namespaces
@@ -128,6 +128,7 @@ class Functions:
                 cache = Table(found, f"cache of {label}")
                 cache.may_grow = True
                 self._walk.dependencies.add_table(cache)
+        self._walk.enter_each(results_in(function), f"a result of {label}")
 
     def enter_unfound(self) -> None:
         """Enter functions that ran though no path leads to them."""

@@ -1,4 +1,4 @@
-"""Functions that keep their results (`functools.lru_cache`): what they keep of a trace is not there for later calls.
+"""Caches: what functions (`functools.lru_cache`), and tables of libraries, keep of a trace is not there for later calls.
 
 A trace that misses such a cache fills it with tensors that have no data. No survey sees into one, so nothing puts it back: the
 program would be given these tensors from then on, in calls that run as they are too.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
 
-from treeplay.values.kinds import is_a
+from treeplay.trace.restore.bare import bare, fill
+from treeplay.values.kinds import is_a, table_of
 
 _CACHING = type(functools.lru_cache(len))
 _DEEPEST = 4  # tensors in the containers and objects of a result
@@ -38,6 +40,49 @@ def forget_cached(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
                 for key in [key for key, value in [*entries.items()] if _holds(value, is_of_trace, _DEEPEST)]:
                     entries.pop(key, None)
     return is_any
+
+
+def forget_in_tables(kept: Sequence[torch.Tensor]) -> bool:
+    """Take tensors of a trace out of the dictionaries, lists and sets that keep them. Whether there was one.
+
+    An attribute or a global stays: to be without it is no better for a program than to find such a tensor there."""
+    values: list[Any] = [*kept]
+    is_any = False
+    known = {id(value) for value in values}
+    for _ in range(_DEEPEST):
+        tuples: list[Any] = []
+        for holder in gc.get_referrers(*values):
+            if holder is values or holder is kept:
+                continue
+            if type(holder) is tuple and id(holder) not in known:
+                tuples.append(holder)
+            elif is_a(holder, (dict, list, set)) and not _are_attributes(holder):
+                is_any |= _take_out(holder, known)
+        known |= {id(value) for value in tuples}
+        values = tuples
+        if not values:
+            break
+    return is_any
+
+
+def _are_attributes(holder: Any) -> bool:
+    """Whether a container is a dictionary of names: of a module, a class or an object."""
+    if not is_a(holder, dict):
+        return False
+    return dict.__contains__(holder, "__name__") or any(table_of(owner) is holder for owner in gc.get_referrers(holder))
+
+
+def _take_out(holder: Any, known: Set[int]) -> bool:
+    content = bare(holder)
+    if isinstance(content, dict):
+        kept = [key for key, value in content.items() if id(value) in known]
+        for key in kept:
+            (OrderedDict if is_a(holder, OrderedDict) else dict).pop(holder, key, None)
+        return bool(kept)
+    left = type(content)(value for value in content if id(value) not in known)
+    if len(left) != len(content):
+        fill(holder, left)
+    return len(left) != len(content)
 
 
 def _holds(value: Any, is_of_trace: Callable[[torch.Tensor], bool], depth: int) -> bool:

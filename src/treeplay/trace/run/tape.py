@@ -216,9 +216,9 @@ class TraceTape:
         """Whether a tensor is one of the trace's, without data."""
         return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake_mode
 
-    def leaked(self) -> bool:
-        """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""
-        return any(ref() is not None for ref in self._fakes)
+    def leaked(self) -> list[torch.Tensor]:
+        """The fakes that outlived the trace: the program put them somewhere that the survey did not see."""
+        return [fake for ref in self._fakes if (fake := ref()) is not None]
 
 
 def _unusual(tensor: torch.Tensor) -> str | None:

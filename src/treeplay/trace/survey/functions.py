@@ -90,6 +90,9 @@ class SurveyedFunctions:
                 method = _function_of(entry)
                 if method is not None and (name in names or is_called):
                     self._walk.enter(method, root(method, method.__qualname__), ALWAYS)
+                    cache = getattr(entry, "__func__", entry)
+                    if is_a(cache, functools._lru_cache_wrapper):  # by itself too, for what it has given
+                        self._walk.enter(cache, root(cache, method.__qualname__), ALWAYS)
                     if method is entry and (cls, name) not in self._methods:
                         self._methods.add((cls, name))
                         place = root(cls, cls.__qualname__).child(How.ATTRIBUTE, cls, name, method.__qualname__)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.entries import results_in
 from treeplay.guards.walk.kinds import Memory
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
@@ -138,12 +139,20 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Binding, needs: Names)
         walk.enter(method.__func__, root(method.__func__, str(place)), needs)
 
 
-def _cached(walk: SurveyWalk, function: Any, place: Binding, _: Names) -> None:
-    """Of what a cached function has given the containers alone, which a caller may change."""
-    for found in gc.get_referents(function):
-        for value in dict.values(found) if is_a(found, dict) else ():
-            if is_a(value, (dict, list, set, collections.deque)):
-                walk.keep_sealed(value, root(value, f"a result of {place}"))
+def _cached(walk: SurveyWalk, function: Any, place: Binding, needs: Names) -> None:
+    """Follow what a cached function has given; of its containers, which a caller may change, what is in them."""
+    waiting = results_in(function)
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        here = root(value, f"a result of {place}")
+        if is_a(value, (dict, list, set, collections.deque)):
+            walk.keep_sealed(value, here)
+        if not is_a(value, (dict, list, tuple, set, frozenset, collections.deque)):
+            walk.enter(value, here, needs)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            waiting += dict.values(value) if is_a(value, dict) else items(value)
 
 
 def _view(walk: SurveyWalk, view: Any, place: Binding, needs: Names) -> None:

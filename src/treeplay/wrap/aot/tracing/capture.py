@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import failed_call, location_in, user_location
 from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.autograd import nodes_behind
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
 
@@ -25,6 +27,28 @@ _KEEP = "return the tensor and read it after the call, or keep the computation i
 
 def _history(value: Any) -> Any:
     return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
+class _SameView(torch.autograd.Function):
+    """The same memory once more, with the history of what it is taken from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _with_own_history(result: Any, histories: Sequence[Any]) -> Any:
+    """A result; a view of what a custom function has given, in a form that torch does not take for a view of an argument, which
+    is taken again outside of the graph, where no backward of that function belongs to it. Torch looks at its last node only."""
+    is_view = isinstance(result, torch.Tensor) and result.requires_grad and result._is_view()
+    if not is_view or isinstance(result.grad_fn, BackwardCFunction):
+        return result
+    is_of_custom = any(isinstance(node, BackwardCFunction) for node in nodes_behind([result], histories))
+    return _SameView.apply(result) if is_of_custom else result  # type: ignore[no-untyped-call]
 
 
 def _taken(tensor: torch.Tensor) -> TakenView:
@@ -57,7 +81,7 @@ class _WatchedFunction(torch.nn.Module):
         histories = [_history(value) for value in inputs]
         with LineWatch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
-            results = list(function(*inputs))
+            results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
         self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if fakes.is_reshaped(value)}

@@ -1,0 +1,115 @@
+"""What a function keeps for its callers (`functools.lru_cache`) is state of the program: tables, masks, whole models."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from support import assert_same, jit
+
+Decorate = Callable[[Any], Any]
+CACHES: dict[str, Decorate] = {
+    "cache": functools.cache,
+    "with a limit": functools.lru_cache(8),
+    "as it comes": functools.lru_cache,
+}
+
+
+def _check(program: Callable[..., Any], change: Callable[[], object], *, recordings: int) -> None:
+    """Both do the same before and after a change; `recordings` are made."""
+    jitted = jit(program)
+    with torch.no_grad():
+        for k in range(8):
+            if k == 4:
+                change()
+            x = torch.tensor([k, 2.0, -1.0])
+            assert_same(jitted(x), program(x))
+    statistics = jitted.statistics()
+    assert statistics.recordings == recordings
+    assert statistics.replays == 8 - recordings
+
+
+@pytest.fixture(params=CACHES)
+def cached(request: pytest.FixtureRequest) -> Decorate:
+    return CACHES[request.param]
+
+
+def test_a_table_is_read_where_it_lies(cached: Decorate) -> None:
+    table = cached(lambda size: torch.arange(size) * 2.0)
+    _check(lambda x: x - table(len(x)), lambda: table(3).mul_(3), recordings=1)
+
+
+def test_a_table_that_was_made_again_is_another_one(cached: Decorate) -> None:
+    scales = [2.0]
+    table = cached(lambda size: torch.arange(size) * scales[0])
+
+    def change() -> None:
+        scales[0] = 5.0
+        table.cache_clear()
+
+    _check(lambda x: x - table(len(x)), change, recordings=2)
+
+
+def test_what_a_cached_container_holds_is_found(cached: Decorate) -> None:
+    @cached
+    def rotations(size: int, kind: str) -> dict[str, Any]:
+        return {"cos": torch.arange(size).cos(), "others": (torch.arange(size).sin(), [torch.ones(size) * 3])}
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        found = rotations(len(x), kind="full")
+        return x * found["cos"] - found["others"][0] * found["others"][1][0]
+
+    _check(turned, lambda: rotations(3, kind="full")["others"][1][0].sub_(5), recordings=1)
+    _check(turned, lambda: rotations(3, kind="full").update(cos=torch.full((3,), 7.0)), recordings=2)
+
+
+def test_a_cached_model_is_guarded(cached: Decorate) -> None:
+    @cached
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3, affine=False))
+
+    def scored(x: torch.Tensor) -> torch.Tensor:
+        return model()(x.expand(2, 3) * torch.tensor([[1.0], [2.0]])) - x
+
+    _check(scored, lambda: model()[0].weight.data.mul_(-2), recordings=1)
+    _check(scored, lambda: model().eval(), recordings=2)
+
+
+def test_the_cache_of_a_method_is_found_at_its_class(cached: Decorate) -> None:
+    class Attention:
+        def __init__(self) -> None:
+            self.scale = 3.0
+
+        @cached
+        def mask(self, size: int) -> torch.Tensor:
+            return torch.arange(size) * self.scale
+
+        def score(self, x: torch.Tensor) -> torch.Tensor:
+            return x - self.mask(len(x))
+
+    attention = Attention()
+    _check(attention.score, lambda: setattr(attention, "scale", 9.0), recordings=1)  # which the cache does not know
+    _check(attention.score, Attention.mask.cache_clear, recordings=2)
+
+
+def test_parametrizations_that_are_cached_for_a_block_stay_real() -> None:
+    """A trace left its tensors in torch's table, and the call that ran instead of it failed on them."""
+    parametrize = torch.nn.utils.parametrize
+
+    class Symmetric(torch.nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight.triu() - weight.triu(1).mT
+
+    layer = torch.nn.Linear(3, 3)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    jitted = jit(layer, on_refusal="eager")
+    with pytest.warns(UserWarning, match="eagerly"):
+        for k in range(4):
+            x = torch.full((2, 3), float(k))
+            with parametrize.cached():
+                out = jitted(x)
+                assert_same(out.detach(), layer(x).detach())

@@ -1,11 +1,11 @@
 """`CallPlan` → source of the function that a call runs; the node's are in `emit_forward` and `emit_backward`.
 
     def call(args):
-        x, y = args                        arguments by the user's names, if anything needs them later
+        arg0, arg1 = args                  the arguments, if anything needs them later
         args.clear()
-        value0, value1 = apply(x, y)       the graph, or the node around it
-        x.copy_(value0)                    writes, in argument order
-        return [value1, apply_views(x, view1)]
+        value0, value1 = run(arg0, arg1)   the graph, or the node around it
+        arg0.copy_(value0)                 writes, in argument order
+        return [value1, apply_views(arg0, view1)]
 
 What comes before the graph is written by `arguments`, what comes last by `results`. Pure: text and names come out,
 nothing runs. Steps that a plan does not need leave no line.

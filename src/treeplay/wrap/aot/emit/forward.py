@@ -34,7 +34,7 @@ def emit_forward(
 ) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = Writer()
-    given = [plan.name(k) for k in plan.inputs]
+    given = [plan.variable(k) for k in plan.inputs]
     with text.block(f"def forward(ctx, {', '.join(given)}):"):
         _forward(text, plan, node, run, needs, given, is_boxed=is_boxed)
     return text.source("node forward", entry="forward")
@@ -54,7 +54,7 @@ def _forward(
     text.use("needs", weakref.ref(needs))  # weakly: see `Needs`
     text.add("ctx.needs = needs()")
     count = plan.returned_values + node.saved
-    later = [plan.name(write.argument) for write in node.late if write.argument is not None]
+    later = [plan.variable(write.argument) for write in node.late if write.argument is not None]
     if later:
         text.add(f"ctx.later = {tuple_of(later)}")
     if node.inputs is not None:
@@ -160,6 +160,6 @@ def _saved_value(text: Writer, plan: CallPlan, node: NodePlan, k: int, *, at: st
         return f"{place}.clone()"
     by = next((item for item in node.elsewhere if item.saved == k), None)
     if by is not None:
-        shown = plan.name(plan.inputs[by.input]) if by.input is not None else f"values[{by.value}]"
+        shown = plan.variable(plan.inputs[by.input]) if by.input is not None else f"values[{by.value}]"
         return f"{text.use('counted_with', counted_with)}({place}, {shown})"
     return place if k in node.fresh else f"{place}.detach() if {place}._is_view() else {place}"

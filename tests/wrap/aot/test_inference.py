@@ -138,28 +138,6 @@ def test_W4_a_lone_value_counts_as_one(as_result: Any, grad: bool) -> None:
     compare(function, wrapped(function, make, inference=inner, forward=inner, backward=inner), make)
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_W4_what_takes_separate_arguments_is_called_so(grad: bool) -> None:
-    given: list[int] = []
-
-    def separate(module: Any, inputs: Any) -> Any:
-        def run(*values: Any) -> Any:
-            given.append(len(values))
-            return module(*values)
-
-        return run
-
-    def make() -> list[Any]:
-        return [numbers(2, 3, grad=grad), numbers(2, 3)]
-
-    changes = {"inference": separate, "forward": separate, "backward": separate, "is_boxed": False}
-    call = wrapped(product, make, **changes)
-    compare(product, call, make)
-    assert given and sum("run(*args)" in source for source in call.sources) == 1
-    with torch.autocast(device(), dtype=torch.bfloat16):
-        assert call(make())[0].dtype is torch.float32
-
-
 def test_W4_no_results_may_be_none() -> None:
     call = wrapped(lambda x: [], lambda: [numbers(2)], inference=lambda *_: lambda args: args.clear())
     assert call([numbers(2)]) == []

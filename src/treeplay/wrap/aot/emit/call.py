@@ -40,20 +40,16 @@ _WITH_GRADIENTS = (
 )
 
 
-def emit_call(
-    plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True, direct: DirectCall | None = None
-) -> Source:
-    """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
-    autograd function."""
-    return _PlanEmitter(plan, run, is_boxed=is_boxed, direct=direct).written()
+def emit_call(plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None = None) -> Source:
+    """The call function. `run` is the graph's callable, which takes one list, or `apply` of the plan's autograd function."""
+    return _PlanEmitter(plan, run, direct=direct).written()
 
 
 class _PlanEmitter(PlanText):
     """Checks, the graph, writes, views."""
 
-    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool, direct: DirectCall | None) -> None:
+    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None) -> None:
         super().__init__(plan)
-        self.is_boxed = is_boxed
         self.direct = direct
         self.use("run", run)
 
@@ -129,9 +125,9 @@ class _PlanEmitter(PlanText):
             self.add(f"args[:] = {opened}")
         if self.plan.tokens:
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
-        values = run_graph(self, is_boxed=self.is_boxed)
+        values = run_graph(self)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
-        # What is not boxed, or raises, leaves the list full, which would keep each argument alive.
+        # What raises may leave the list full, which would keep each argument alive.
         switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:

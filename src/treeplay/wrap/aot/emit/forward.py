@@ -24,19 +24,12 @@ from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, KeptInputs, NodePlan
 
 
-def emit_forward(
-    plan: CallPlan,
-    node: NodePlan,
-    run: Callable[..., Any],
-    needs: Needs,
-    *,
-    is_boxed: bool = True,
-) -> Source:
+def emit_forward(plan: CallPlan, node: NodePlan, run: Callable[..., Any], needs: Needs) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = Writer()
     given = [plan.variable(k) for k in plan.inputs]
     with text.block(f"def forward(ctx, {', '.join(given)}):"):
-        _forward(text, plan, node, run, needs, given, is_boxed=is_boxed)
+        _forward(text, plan, node, run, needs, given)
     return text.source("node forward", entry="forward")
 
 
@@ -47,8 +40,6 @@ def _forward(
     run: Callable[..., Any],
     needs: Needs,
     given: Sequence[str],
-    *,
-    is_boxed: bool,
 ) -> None:
     text.use("run", run)
     text.use("needs", weakref.ref(needs))  # weakly: see `Needs`
@@ -73,7 +64,7 @@ def _forward(
         text.use("generators", RecomputeGenerators(node.generators))
         text.use("draw_seeds", draw_seeds)
         text.add(f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)")
-    text.add(f"try: values = {run_graph(text, is_boxed=is_boxed)}", "finally: args.clear()")
+    text.add(f"try: values = {run_graph(text)}", "finally: args.clear()")
     if node.inner:
         _save_block(text, plan, node)
         with text.block("else:"):

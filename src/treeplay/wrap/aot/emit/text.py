@@ -15,12 +15,11 @@ def tokens(count: int) -> str:
     return list_of(["None"] * count)
 
 
-def run_graph(text: Writer, *, is_boxed: bool = True, run: str = "run") -> str:
-    """What calls `run` with `args` and autocast off: the casts are in the graph. What is not boxed takes them one by one."""
+def run_graph(text: Writer) -> str:
+    """What calls `run` with `args` and autocast off: the casts are in the graph."""
     text.use("run_plainly", node.run_plainly)
     text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
-    given = "args" if is_boxed else "*args"
-    return f"run_plainly({run}, {given}) if is_any_autocast_enabled() else {run}({given})"
+    return "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
 
 
 def count_values(text: Writer, count: int, values: str = "values", place: str = "forward") -> None:

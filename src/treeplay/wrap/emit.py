@@ -30,7 +30,7 @@ from treeplay.values.output import Static
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Argument, Gone, Kind, Signature, State, StateContainer, Write
 from treeplay.values.spec import TensorSpec
-from treeplay.wrap.ambience import Ambience as Ambience
+from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.conditions import AreOne, GuardsHold
 from treeplay.wrap.of_signature import of_numbers, of_places, of_state, of_tensors
 from treeplay.wrap.take_apart import ArgumentText

@@ -12,7 +12,6 @@ from treeplay.values.flatten import base_of
 from treeplay.values.same import is_same
 from treeplay.values.signature import Signature
 from treeplay.values.structure import DICTS, Leaf, Structure
-from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.of_signature import of_arguments
 from treeplay.wrap.results import ResultText
 

@@ -17,17 +17,9 @@ from typing import Any
 import torch.fx
 
 from treeplay.errors import LoweringError
-from treeplay.lower.aten.ops import (
-    COPIES,
-    EMPTY,
-    aten,
-    fill_value,
-    is_inplace_view,
-    is_pure,
-    is_written,
-    needs_only_memory,
-)
+from treeplay.lower.aten.ops import fill_value, is_pure, needs_only_memory
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import COPIES, EMPTY, aten, is_inplace_view, is_written
 from treeplay.trace.run.begins import BEGINS
 from treeplay.values.arena import Buffer
 from treeplay.values.overlap import overlaps_itself

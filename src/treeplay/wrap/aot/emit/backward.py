@@ -14,7 +14,7 @@ from treeplay.wrap.aot.calls.differentiated import differentiated, differentiate
 from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators
 from treeplay.wrap.aot.calls.saved_values import saved_of
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.text import count_values, plain_gradient, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan, Tangent, WrappedTangent
 

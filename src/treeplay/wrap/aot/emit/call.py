@@ -26,7 +26,7 @@ from treeplay.values.output import inputs_used, values_used
 from treeplay.wrap.aot.calls import checks, surroundings
 from treeplay.wrap.aot.calls import node as helpers
 from treeplay.wrap.aot.compilers import DirectCall
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.arguments import write_arguments
 from treeplay.wrap.aot.emit.plan_text import PlanText
 from treeplay.wrap.aot.emit.results import write_results

@@ -19,7 +19,7 @@ from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.calls.redrawn import states_before
 from treeplay.wrap.aot.calls.saved_values import counted_with
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, KeptInputs, NodePlan
 

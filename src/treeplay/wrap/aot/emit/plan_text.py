@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treeplay.codegen import Writer
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.plan.facts import CallPlan
 
 

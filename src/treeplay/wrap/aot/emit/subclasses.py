@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from treeplay.codegen import Writer, tuple_of
 from treeplay.torch_seam import modes
-from treeplay.wrap.aot.calls import opening
+from treeplay.wrap.aot.calls import node, opening
 from treeplay.wrap.aot.emit.text import plain_gradient
 from treeplay.wrap.aot.plan.facts import CallPlan, WrappedTangent
 from treeplay.wrap.aot.plan.subclasses import Wrapper, starts
@@ -116,7 +116,7 @@ def open_tangent(text: Writer, tangent: WrappedTangent, k: int) -> list[str]:
         text.use(f"layout_{at}", part.layout)
         text.use(f"dtype_{at}", opening.dtype_of(part.dtype))
         text.use(f"device_{at}", opening.device(part.device))
-    text.use("missing", opening.missing)
+    text.use("missing", node.missing)
     text.use("as_tangent", opening.as_tangent)
     with text.block(f"if {name} is None:"):
         text.add(*(f"{at} = missing(layout_{at}, dtype_{at}, device_{at})" for at in parts))

@@ -18,7 +18,7 @@ import torch
 
 from treeplay.sandbox.generators import moving
 from treeplay.torch_seam import trees as pytree
-from treeplay.torch_seam.schemas import is_random
+from treeplay.torch_seam.schemas import drops_none, is_random
 from treeplay.wrap.aot.plan.facts import Draw
 
 States = list[tuple[torch.Generator, torch.Tensor]]
@@ -56,12 +56,7 @@ def _drawing(node: torch.fx.Node) -> Any:
     args: Sequence[Any] = node.args
     if op is torch.ops.higher_order.run_and_save_rng_state:
         op, *args = node.args
-    if not is_random(op):
-        return None
-    names = [argument.name for argument in op._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | node.kwargs
-    is_idle = "dropout_p" in names and given.get("dropout_p", 0.0) == 0  # attention without dropout draws none
-    return None if is_idle else op
+    return op if is_random(op) and not drops_none(op, args, node.kwargs) else None
 
 
 def _draw(node: torch.fx.Node, op: Any, *, is_used: bool) -> Draw:

@@ -186,7 +186,7 @@ def test_a_program_that_draws_nothing_asks_no_generator() -> None:
 
 
 def test_a_generator_that_cannot_be_asked_keeps_the_first_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_a_capture(device: str) -> torch.Generator:
+    def in_a_capture(device: torch.device) -> torch.Generator:
         raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
 
     monkeypatch.setattr(redrawn, "_default", in_a_capture)

@@ -91,17 +91,6 @@ def same(one: Any, other: Any) -> bool:
         return True
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name such as "torch.float32"."""
-    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return found
-
-
-def device(name: str) -> torch.device:
-    """The device of a name such as "cuda:0"."""
-    return torch.device(name)
-
-
 def _unlike(gradient: Any, kind: type[Any], context: Any, place: GradientPlace) -> UsageError:
     found = _said(type(gradient))
     if type(gradient) is kind:

@@ -62,7 +62,7 @@ def _drawing(node: torch.fx.Node) -> Any:
 def _draw(node: torch.fx.Node, op: Any, *, is_used: bool) -> Draw:
     tensors = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
     return Draw(
-        str(op), tuple(f"{value.dtype}{list(value.shape)}" for value in tensors), str(_device(node, tensors)), is_used
+        str(op), tuple(f"{value.dtype}{list(value.shape)}" for value in tensors), _device(node, tensors), is_used
     )
 
 
@@ -71,7 +71,7 @@ def _device(node: torch.fx.Node, tensors: Sequence[torch.Tensor]) -> torch.devic
     return tensors[-1].device if tensors else torch.device(node.kwargs.get("device") or "cpu")  # type: ignore[arg-type]
 
 
-def states_before(devices: Sequence[str]) -> States | None:
+def states_before(devices: Sequence[torch.device]) -> States | None:
     """The default generators of devices and where they stand; None where that cannot be asked, as during a capture."""
     try:
         return [(generator, generator.get_state()) for generator in map(_default, devices)]
@@ -80,11 +80,10 @@ def states_before(devices: Sequence[str]) -> States | None:
 
 
 @functools.cache  # tensors tell the number of their device
-def _default(device: str) -> torch.Generator:
-    found = torch.device(device)
-    if found.type == "cpu":
+def _default(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
         return torch.default_generator
-    generator: torch.Generator = torch.get_device_module(found).default_generators[found.index or 0]
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index or 0]
     return generator
 
 

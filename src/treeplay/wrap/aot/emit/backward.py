@@ -113,8 +113,8 @@ def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
     if is_whole:
         text.use("missing", helpers.missing)
-        text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
-        text.use(f"device{k}", torch.device(tangent.device))
+        text.use(f"dtype{k}", tangent.dtype)
+        text.use(f"device{k}", tangent.device)
         text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
     place = text.use(f"place{k}", (k, "", tangent.where))
     text.add(plain_gradient(text, f"grad{k}", tangent, place, layout=layout))

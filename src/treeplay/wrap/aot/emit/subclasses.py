@@ -114,8 +114,8 @@ def open_tangent(text: Writer, tangent: WrappedTangent, k: int) -> list[str]:
     parts = [part.replace(".", "_") for part in tangent.wrapper.tensors(name)]
     for at, part in zip(parts, tangent.parts, strict=True):
         text.use(f"layout_{at}", part.layout)
-        text.use(f"dtype_{at}", opening.dtype_of(part.dtype))
-        text.use(f"device_{at}", opening.device(part.device))
+        text.use(f"dtype_{at}", part.dtype)
+        text.use(f"device_{at}", part.device)
     text.use("missing", node.missing)
     text.use("as_tangent", opening.as_tangent)
     with text.block(f"if {name} is None:"):

@@ -38,7 +38,7 @@ def plain_gradient(text: Writer, name: str, tangent: Tangent, place: str, *, lay
     text.use("plain_gradient", opening.plain_gradient)
     text.use("Tensor", torch.Tensor)
     text.use("strided", torch.strided)
-    bits = [f"{name}.is_neg()", *([f"{name}.is_conj()"] if "complex" in tangent.dtype else [])]
+    bits = [f"{name}.is_neg()", *([f"{name}.is_conj()"] if tangent.dtype.is_complex else [])]
     lies = [f"{name}.layout is not strided", f"{name}.stride() != {tangent.layout.stride}"]
     is_odd = " or ".join([f"type({name}) is not Tensor", *lies, *bits])
     return f"if {name} is not None and ({is_odd}): {name} = plain_gradient({name}, {layout}, {place})"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
+
 from treeplay.values.layout import Layout
 from treeplay.values.output import Result
 from treeplay.wrap.aot.plan.subclasses import Opened, Wrapper, places, width
@@ -37,7 +39,7 @@ class Member:
 
     argument: int
     layout: Layout
-    dtype: str
+    dtype: torch.dtype
     is_detached: bool
 
 
@@ -88,7 +90,7 @@ class Base:
     whole: CommonBase
     source: int
     layout: Layout
-    dtype: str
+    dtype: torch.dtype
     members: tuple[Member, ...]
     moved: tuple[int, ...]
 
@@ -99,8 +101,8 @@ class Tangent:
 
     value: int
     layout: Layout
-    dtype: str
-    device: str
+    dtype: torch.dtype
+    device: torch.device
     where: str = ""
 
 
@@ -159,7 +161,7 @@ class Draw:
 
     op: str
     drawn: tuple[str, ...]
-    device: str
+    device: torch.device
     is_used: bool
 
 

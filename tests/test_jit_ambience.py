@@ -149,6 +149,19 @@ def test_a_precision_set_by_its_newer_name_is_no_obstacle_on_a_gpu(monkeypatch: 
         torch.backends.cuda.matmul.fp32_precision = before
 
 
+@pytest.mark.compile
+def test_a_precision_set_by_its_newer_name_is_no_obstacle_to_the_compiler() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        jitted, x = jit(lambda x: x * 2 - 1, lower="inductor"), torch.ones(2)
+        for _ in range(4):
+            assert_same(jitted(x), x * 2 - 1)
+        assert jitted.statistics().replays == 3
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 def test_a_recording_of_a_gpu_asks_for_its_modes(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     jitted, x = jit(attend), torch.ones(2, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from treeplay.backend.alignment import plan_alignment, with_repair
+from treeplay.backend.alignment import copy_of_memory, plan_alignment, with_repair
 from treeplay.observe import counters
 from treeplay.values.captured import InputFacts, Role
 from treeplay.values.spec import TensorSpec
@@ -90,3 +90,34 @@ def test_D23_nothing_holds_the_original_while_it_runs():
     del given
     with_repair(lambda args: seen.append(alive()) or [], (0,))(args)
     assert seen == [None]
+
+
+def numbers(count):
+    return torch.arange(float(count)) * 3 + 1
+
+
+SOURCES = {
+    "a view at an offset": (lambda: numbers(12).view(3, 4).t()[1:], 44),
+    "expanded": (lambda: numbers(3).view(1, 3).expand(4, 3), 12),
+    "empty": (lambda: torch.empty(0, 3), 0),
+    "overlapping": (lambda: numbers(5).as_strided((3, 3), (1, 1)), 20),
+    "overlapping and expanded": (lambda: numbers(8).as_strided((2, 3, 3), (0, 1, 2), 1), 28),
+    "with holes": (lambda: numbers(20).view(4, 5)[:, ::2], 80),
+    "a number": (lambda: torch.tensor(7), 8),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_D24_a_copy_lies_as_its_source_in_the_least_memory(name):
+    make, nbytes = SOURCES[name]
+    source = make()
+    made = copy_of_memory(source)
+    assert torch.equal(made, source) and made.stride() == source.stride() and made.dtype == source.dtype
+    assert (made.storage_offset() == 0 and made.data_ptr() != source.data_ptr()) or not nbytes
+    assert made.untyped_storage().nbytes() <= nbytes
+
+
+def test_D24_elements_that_share_an_address_still_do():
+    made = copy_of_memory(numbers(5).as_strided((3, 3), (1, 1)))
+    made[0, 1] = -1
+    assert made[1, 0] == -1

@@ -17,11 +17,11 @@ from support import assert_same, jit
 from treeplay.errors import LoweringError
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.calls import spell
-from treeplay.lower.aten.ops import aten, out_form
 from treeplay.lower.lowered import Lowered
 from treeplay.lower.reshaped import with_reshapes_as_views
 from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam import autograd, operators, tensors
+from treeplay.torch_seam.schemas import aten, out_form
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.trace.traced import Trace

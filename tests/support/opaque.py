@@ -16,7 +16,8 @@ from treeplay.trace.call import Call
 from treeplay.trace.opaque.program import OpaqueBody, OpaqueProgram, Prepared, plain_run, prepare
 from treeplay.tree.make import make_opaque_work
 from treeplay.values.signature import Argument, Signature
-from treeplay.wrap.emit import MISS, Ambience, CallParts, emit_call
+from treeplay.wrap.ambience import Ambience
+from treeplay.wrap.emit import MISS, CallParts, emit_call
 
 
 def rehearsed(prepared: Prepared) -> OpaqueProgram:

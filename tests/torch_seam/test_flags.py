@@ -210,3 +210,15 @@ def test_the_default_device_is_the_innermost_that_was_set() -> None:
     finally:
         torch.set_default_device(None)
     assert modes.default_device() is None
+
+
+def test_full_precision_is_one_whether_it_was_set_or_not() -> None:
+    before = torch.get_float32_matmul_precision()
+    found = []
+    try:
+        for precision in ("highest", "medium", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            found.append(flags.precisions())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found[0] == found[2] != found[1] and "none" not in found[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support import jit
 from treeplay.values.overlap import overlapping, overlaps_itself
-from treeplay.wrap.apart import ApartArguments, SharingCheck
+from treeplay.wrap.apart import SharingCheck
 
 
 def test_tensors_of_their_own_are_apart():
@@ -40,7 +40,7 @@ def test_state_that_moves_into_an_arguments_memory_is_noticed():
 
 def test_arguments_of_an_opaque_program_are_apart_from_each_other_and_from_state():
     data, state = torch.randn(100), torch.randn(4)
-    apart = ApartArguments([0, 1], [])
+    apart = SharingCheck([0, 1], [], watched=[2])
 
     def ask(first, second):
         return apart((first, second), (first, second, state))
@@ -51,9 +51,18 @@ def test_arguments_of_an_opaque_program_are_apart_from_each_other_and_from_state
     assert not ask(data[:4], torch.randn(3))
 
 
+def test_state_that_moves_into_the_memory_of_the_same_argument_is_noticed():
+    data, state, other = torch.randn(8), torch.randn(4), torch.randn(3)
+    apart = SharingCheck([0, 1], [], watched=[2])
+    given = data[:4], other
+    assert apart(given, (*given, state)) and apart(given, (*given, state))
+    state.set_(data[2:6])
+    assert not apart(given, (*given, state))
+
+
 def test_memory_shared_as_it_was_recorded_is_right():
     data, state = torch.randn(100), torch.randn(4)
-    apart = ApartArguments([0, 1], [(0, 1)])
+    apart = SharingCheck([0, 1], [(0, 1)], watched=[2])
     for start in (0, 10):
         first, second = data[start : start + 4], data[start + 2 : start + 6]
         assert apart((first, second), (first, second, state))

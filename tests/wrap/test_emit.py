@@ -127,7 +127,8 @@ def test_an_argument_that_moves_is_given_as_a_copy_and_returned_as_itself():
     from treeplay.codegen import load_source
     from treeplay.trace.jit import trace
     from treeplay.values.signature import MoveTo
-    from treeplay.wrap.emit import Ambience, CallParts, emit_call
+    from treeplay.wrap.ambience import Ambience
+    from treeplay.wrap.emit import CallParts, emit_call
 
     x, y = torch.ones(2), torch.arange(2.0)
     signature = trace(lambda x, y: (x - y.double(), x), call_of(x, y)).signature

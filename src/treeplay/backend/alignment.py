@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from treeplay.backend.copies import copy_of
 from treeplay.observe import counters
+from treeplay.values import layout
 from treeplay.values.captured import InputFacts, Role
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -37,6 +37,13 @@ def is_misaligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % ALIGNMENT_BYTES != 0
 
 
+def copy_of_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor that lies as `tensor` does and has its values: elements that share an address there do so here."""
+    size, stride = tuple(tensor.size()), tuple(tensor.stride())
+    everything = tensor.as_strided((layout.span(size, stride),), (1,))
+    return everything.clone().as_strided(size, stride)
+
+
 def with_repair(run: Boxed, plan: Sequence[int], mutated: Sequence[int] = ()) -> Boxed:
     """`run` with misaligned inputs at the planned positions replaced by copies; what it writes into one is copied back.
 
@@ -50,7 +57,7 @@ def with_repair(run: Boxed, plan: Sequence[int], mutated: Sequence[int] = ()) ->
         for at in planned:
             given = args[at]
             if is_misaligned(given):
-                args[at] = copy_of(given)
+                args[at] = copy_of_memory(given)
                 counters.add("copies", "misaligned input")
                 if at in written:
                     back.append((given, args[at]))

@@ -190,6 +190,7 @@ def _inductor(
     ):
         return boxed(module), noted
     from treeplay.lower.inductor import artifact
+    from treeplay.lower.inductor.layouts import check_layouts
 
     mode = mode_of(inputs)
     fakes = [mode.from_tensor(value, static_shapes=True) if torch_fakes.is_real(value) else value for value in inputs]
@@ -200,7 +201,7 @@ def _inductor(
     _note_numbers(spare)
     strides: list[Any] = []
     try:
-        artifact.check_layouts(module.graph)
+        check_layouts(module.graph)
         run = artifact.compile_graph(
             spare,
             fakes,

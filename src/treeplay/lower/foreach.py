@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.schemas import by_name
 from treeplay.trace.numbers.scalar_ops import FORMULAS, like
 
 aten = torch.ops.aten
@@ -79,10 +80,9 @@ def _lerp(plain: Callable[[Tensor, Tensor, Any], Tensor]) -> Operator:
 
 def _or_as_it_is(op: Any, run: Operator, number: str, dtypes: Sequence[torch.dtype]) -> Operator:
     """`run` where the number is symbolic, and the tensors of these types; else the operator, or as formulas write it."""
-    names = [argument.name for argument in op._schema.arguments]
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | kwargs
+        given = by_name(op, args, kwargs)
         if not _is_symbolic(given.get(number)):
             return op(*args, **kwargs)
         lists = [value for name, value in given.items() if name != number]

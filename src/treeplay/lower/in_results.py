@@ -20,10 +20,11 @@ import torch.fx
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
-from treeplay.lower.aten.ops import COPIES, EMPTY, fill_value, needs_only_memory, out_form, returns_count
+from treeplay.lower.aten.ops import fill_value, needs_only_memory
 from treeplay.lower.aten.storage import Storage, survey_storages
 from treeplay.lower.lifetimes import LEAST_BYTES
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import COPIES, EMPTY, out_form, returns_count
 from treeplay.torch_seam.tensors import view_in_memory_of
 from treeplay.trace.run.begins import BEGINS
 from treeplay.values.arena import BufferPlace, places_inside

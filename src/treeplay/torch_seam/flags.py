@@ -77,6 +77,9 @@ CUBLAS_MODES: dict[str, Callable[[], Any]] = {
     "float16 accumulation in cuBLAS": torch._C._get_cublas_allow_fp16_accumulation,
 }
 
+LIBRARY_MODES = CPU_MODES | ATTENTION_MODES | GPU_ATTENTION_MODES | CUDNN_MODES | CUBLAS_MODES
+"""All of these: how the libraries below torch's operators work."""
+
 
 def global_state() -> Callable[[], bool]:
     """One native call that tells whether the modes that it knows of are as at this moment: among others those of
@@ -106,7 +109,20 @@ def fast_path() -> bool:
 def precisions() -> tuple[str, ...]:
     """All precisions of float32 arithmetic. Once one was set by its own name, the older names of modes may give an error."""
     products = [(library, op) for library in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
-    return tuple(torch._C._get_fp32_precision_getter(*product) for product in products)
+    found = (torch._C._get_fp32_precision_getter(*product) for product in products)
+    # "none", as long as none was set, is full precision too.
+    return tuple("ieee" if precision == "none" else precision for precision in found)
+
+
+NEWER = "by its newer names"
+
+
+def value_of(read: Callable[[], Any]) -> Any:
+    """What `read` tells of a mode, if it was not set by one of torch's newer names, which the older ones do not know."""
+    try:
+        return read()
+    except RuntimeError:
+        return NEWER, precisions()
 
 
 set_view_replay = torch._C._set_view_replay_enabled

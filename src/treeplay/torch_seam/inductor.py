@@ -10,7 +10,7 @@ from typing import Any
 import torch._higher_order_ops.effects
 import torch._inductor.config as inductor_config
 import torch._prims.rng_prims
-from torch._dynamo.convert_frame import compile_lock as compile_lock
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters as torchs_counters
 from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
@@ -19,7 +19,7 @@ from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
-from torch._inductor.inductor_prims import force_stride_order as force_stride_order
+from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.loop_body import InterpreterShim
 from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
 from torch._inductor.runtime.benchmarking import benchmarker
@@ -28,7 +28,7 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from treeplay.torch_seam.patched import Shared
-from treeplay.torch_seam.vector_isa import first_vector_instructions as first_vector_instructions
+from treeplay.torch_seam.vector_isa import first_vector_instructions
 
 __all__ = [
     "CustomGraphPass",

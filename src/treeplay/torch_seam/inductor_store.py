@@ -22,6 +22,7 @@ from torch._inductor.output_code import CompiledFxGraphConstants
 from torch._inductor.triton_bundler import TritonBundler
 from torch._inductor.utils import BoxedBool
 
+from treeplay.torch_seam import flags
 from treeplay.torch_seam.vector_isa import first_vector_instructions
 
 BoxedCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -69,7 +70,7 @@ def passes_of_the_users() -> bool:
 
 def circumstances(device: torch.device) -> dict[str, Any]:
     """What besides the graph its compiled code depends on: versions, settings, the machine."""
-    backends, left_out = torch.backends, _ELSEWHERE | _set_by_torch()
+    left_out = _ELSEWHERE | _set_by_torch()
     return {
         "torch": (str(torch.__version__), torch.version.git_version, torch.version.cuda, torch.version.hip),
         "python": sys.version,
@@ -79,18 +80,8 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         ),
-        "numbers": (
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-            backends.cudnn.allow_tf32,
-        ),
-        "libraries": (
-            (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic, backends.mkldnn.enabled),
-            (backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled()),
-            (backends.cuda.math_sdp_enabled(), backends.cuda.cudnn_sdp_enabled()),
-        ),
+        "numbers": (torch.get_default_dtype(), flags.precisions()),
+        "libraries": {what: flags.value_of(read) for what, read in flags.LIBRARY_MODES.items()},
         "threads": torch.get_num_threads(),
         "machine": _machine(device),
         "environment": {

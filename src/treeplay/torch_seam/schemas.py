@@ -5,7 +5,7 @@ The exceptions that no schema tells are the small tables at the top.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -59,6 +59,27 @@ class OutForm:
 def is_written(argument: Any) -> bool:
     """Whether an operator writes to this argument of its schema."""
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that an operator is given, by the names of its schema."""
+    return {**dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)), **kwargs}
+
+
+def written_arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors that an operator writes to, or what stands for them in a graph."""
+    written = [
+        args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(op._schema.arguments)
+        if is_written(argument)
+    ]
+    return [leaf for leaf in leaves_of(written) if leaf is not None]
+
+
+def drops_none(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator would draw for the dropout of attention alone, whose probability is 0."""
+    usual = {item.name: item.default_value for item in op._schema.arguments if item.name == "dropout_p"}
+    return bool((usual | by_name(op, args, kwargs)).get("dropout_p") == 0)
 
 
 def returns_count(op: OpOverload) -> int | None:
@@ -124,9 +145,8 @@ def is_foreach_write(op: OpOverload) -> bool:
 
 def tell_autograd(op: OpOverload, args: tuple[Any, ...]) -> None:
     """Move the versions of the tensors that an operator with `is_foreach_write` was given to write."""
-    for argument, given in zip(op._schema.arguments, args, strict=False):
-        if is_written(argument):
-            torch.autograd.graph.increment_version([tensor for tensor in given if not tensor.is_inference()])
+    written = written_arguments(op, args, {})
+    torch.autograd.graph.increment_version([tensor for tensor in written if not tensor.is_inference()])
 
 
 @lru_cache(maxsize=4096)

@@ -63,17 +63,12 @@ def extent_of(tensor: torch.Tensor) -> Extent:
     )
 
 
-def first_slices(tensor: torch.Tensor, dimensions: Sequence[int]) -> torch.Tensor:
-    """The first slice along each of some dimensions, which are kept with size 1."""
-    for dimension in dimensions:
-        tensor = tensor.narrow(dimension, 0, min(1, tensor.size(dimension)))
-    return tensor
-
-
 def strided_copy(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """A copy of `tensor` with the given strides, in the least memory; along a dimension of stride 0 its first part is shown."""
     size, stride = tuple(tensor.size()), tuple(stride)
-    first = first_slices(tensor, expanded(size, stride))
+    first = tensor
+    for dimension in expanded(size, stride):
+        first = first.narrow(dimension, 0, min(1, size[dimension]))
     made = torch.empty_strided(first.size(), stride, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(first).expand(tensor.size())
 

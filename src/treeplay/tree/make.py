@@ -20,14 +20,14 @@ from treeplay.trace.call import Call
 from treeplay.trace.opaque.program import OpaqueProgram
 from treeplay.trace.restore.randomness import is_own
 from treeplay.trace.traced import Trace
-from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
 from treeplay.values.output import Fresh, values_used
 from treeplay.values.place import How
 from treeplay.values.plan import Plan
 from treeplay.values.signature import Argument, Input, Signature, State
-from treeplay.wrap.apart import ApartArguments, SharingCheck
-from treeplay.wrap.emit import Ambience, CallParts, emit_call
+from treeplay.wrap.ambience import Ambience
+from treeplay.wrap.apart import SharingCheck
+from treeplay.wrap.emit import CallParts, emit_call
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 
@@ -125,7 +125,7 @@ def make_recording(
     parts = CallParts(
         run=recorded.replay,
         check=dynamo.tensor_check(checked) if checked else None,
-        is_apart=ApartArguments.of(signature, inputs)
+        is_apart=SharingCheck.of_arguments(signature, inputs)
         if lowered.name == "capture"
         else SharingCheck.of(signature, inputs, is_compiled=is_compiled),
         is_unnoticed=is_compiled or lowered.name in _UNNOTICED or any(tensor.is_cuda for tensor in inputs),

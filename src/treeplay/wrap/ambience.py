@@ -132,16 +132,6 @@ _READS = tuple(mode.read for mode in MODES)
 _ONLY_EAGERLY = {ANOMALY: False, FORWARD: -1}
 
 
-_NEWER = "by its newer names"
-
-
-def _read(mode: Mode) -> Any:
-    try:
-        return mode.read()
-    except RuntimeError:  # it was set by torch's newer functions, and has no name among the older ones
-        return _NEWER, flags.precisions()
-
-
 @dataclass(frozen=True, slots=True)
 class Ambience:
     """The value of each of `MODES`."""
@@ -154,7 +144,7 @@ class Ambience:
         try:
             values = [read() for read in _READS]
         except RuntimeError:
-            values = [_read(mode) for mode in MODES]
+            values = [flags.value_of(mode.read) for mode in MODES]
         # The order of attention kernels comes as a list, and a key is hashed.
         return cls(tuple([tuple(value) if type(value) is list else value for value in values]))
 
@@ -226,7 +216,7 @@ class Ambience:
 
     def _asked_together(self) -> set[Mode]:
         """The modes of `_TOGETHER` whose values one native call tells."""
-        together = {mode for mode in _TOGETHER if _read(mode) == self[mode]}
+        together = {mode for mode in _TOGETHER if flags.value_of(mode.read) == self[mode]}
         # Of these two it tells whether TF32 is allowed and determinism is on, which says all of their usual values alone.
         is_usual = all(self[mode] == _IF_USUAL[mode][0] for mode in (PRECISION, DETERMINISTIC))
         return together if is_usual else together - {PRECISION, DETERMINISTIC}
@@ -241,8 +231,8 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
     read = mode.read
     if read is flags.attention_order:
         value = list(value)
-    elif isinstance(value, tuple) and value[:1] == (_NEWER,):
-        read = functools.partial(_read, mode)
+    elif isinstance(value, tuple) and value[:1] == (flags.NEWER,):
+        read = functools.partial(flags.value_of, read)
     known = repr(value) if isinstance(value, (bool, str, int)) else constant(value)
     test = f"{'is' if isinstance(value, (bool, torch.dtype)) else '=='} {known}"
     if mode.attribute is not None:

@@ -24,7 +24,9 @@ class SharingCheck:
     """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded.
 
     `state` are indices of inputs that are no arguments, at least two, where some of them are written: `t.data = s.data` gives
-    two of them one memory. `extents`: over how many bytes each input reaches, where that is the same in each call."""
+    two of them one memory. `extents`: over how many bytes each input reaches, where that is the same in each call. Once
+    arguments are known to be apart, they are so until one has another storage, or one of the inputs `watched` lies elsewhere:
+    what is written, if nothing else is said."""
 
     def __init__(
         self,
@@ -32,8 +34,11 @@ class SharingCheck:
         shared: Sequence[tuple[int, int]],
         state: Sequence[int] = (),
         extents: Sequence[int] | None = None,
+        *,
+        watched: Sequence[int] | None = None,
     ) -> None:
         self._written = tuple(written)
+        self._watched = self._written if watched is None else tuple(watched)
         self._shared = list(shared)
         self._extents = extents
         self._known: Any = None
@@ -43,16 +48,25 @@ class SharingCheck:
     @classmethod
     def of(cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool) -> SharingCheck | None:
         """The question to ask on each call, or None where the answer does not matter."""
-        if overlapping(inputs, range(len(inputs))):
+        if shared := overlapping(inputs, range(len(inputs))):
             # A view among the results may be of either: of which one it is, the memory told that they shared.
             # A slice lies elsewhere in each call, so this is asked in each call.
-            shared, spans = overlapping(inputs, range(len(inputs))), map(interval, inputs)
-            return cls(range(len(inputs)), shared, extents=[end - start for start, end in spans])
+            return cls(range(len(inputs)), shared, extents=[end - start for start, end in map(interval, inputs)])
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
         state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
         if len(state) < 2 or set(state).isdisjoint(signature.mutated):
             state = []
         return cls(signature.mutated, (), state) if is_compiled and signature.mutated and (given or state) else None
+
+    @classmethod
+    def of_arguments(cls, signature: Signature, inputs: Sequence[torch.Tensor]) -> SharingCheck | None:
+        """The question where nothing is known of what is written: whether arguments share memory, with each other or with
+        state, as they did. State that shares memory with state stays where it is. None without arguments."""
+        arguments = [at for at, item in enumerate(signature.inputs) if isinstance(item.source, Argument)]
+        if not arguments:
+            return None
+        state = [at for at in range(len(inputs)) if at not in set(arguments)]
+        return cls(arguments, overlapping(inputs, arguments), watched=state)
 
     def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
         if self._state_of is not None:
@@ -64,7 +78,7 @@ class SharingCheck:
         if not self._shared and all(map(is_alone, arguments)):
             return True
         storages = [tensor.untyped_storage()._cdata for tensor in arguments]
-        now = (storages, [_data_ptr(inputs[index]) for index in self._written])
+        now = (storages, [_data_ptr(inputs[index]) for index in self._watched])
         if now == self._known:
             return True
         if self._pairs(inputs) != self._shared:
@@ -80,44 +94,6 @@ class SharingCheck:
         starts = map(_data_ptr, inputs)
         spans = [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)]
         return overlapping_intervals(spans, self._written)
-
-
-class ApartArguments:
-    """The same question where nothing is known of what is written: whether arguments share memory, with each other or with
-    state, as they did. State that shares memory with state stays where it is."""
-
-    def __init__(self, arguments: Sequence[int], shared: Sequence[tuple[int, int]]) -> None:
-        self._arguments = frozenset(arguments)
-        self._shared = list(shared)
-        self._known: Any = None
-
-    @classmethod
-    def of(cls, signature: Signature, inputs: Sequence[torch.Tensor]) -> ApartArguments | None:
-        """The question to ask on each call, or None without arguments."""
-        arguments = [at for at, item in enumerate(signature.inputs) if isinstance(item.source, Argument)]
-        if not arguments:
-            return None
-        made = cls(arguments, ())
-        made._shared = made._pairs(inputs)
-        return made
-
-    def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-        if not self._shared and all(map(is_alone, arguments)):
-            return True
-        storages = [tensor.untyped_storage()._cdata for tensor in arguments]
-        state = [item for at, item in enumerate(inputs) if at not in self._arguments]
-        now = (storages, [_data_ptr(item) for item in state])
-        if now == self._known:
-            return True
-        if self._pairs(inputs) != self._shared:
-            return False
-        if _stay_apart(arguments, storages, state):
-            self._known = now
-        return True
-
-    def _pairs(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-        pairs = overlapping(inputs, range(len(inputs)))
-        return [pair for pair in pairs if not self._arguments.isdisjoint(pair)]
 
 
 def _stay_apart(arguments: Sequence[torch.Tensor], storages: Sequence[int], others: Sequence[torch.Tensor]) -> bool:

@@ -21,8 +21,9 @@ from treeplay.trace.rerun import Rerun
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Constant, Input, Signature, Watch
+from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.apart import SharingCheck
-from treeplay.wrap.emit import Ambience, CallParts, emit_call
+from treeplay.wrap.emit import CallParts, emit_call
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 

@@ -30,10 +30,12 @@ from treeplay.values.output import Static
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Argument, Gone, Kind, Signature, State, StateContainer, Write
 from treeplay.values.spec import TensorSpec
-from treeplay.wrap.ambience import Ambience as Ambience
+from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.conditions import AreOne, GuardsHold
 from treeplay.wrap.of_signature import of_numbers, of_places, of_state, of_tensors
-from treeplay.wrap.take_apart import ArgumentText
+from treeplay.wrap.places import CallText
+from treeplay.wrap.results import built, expression_of
+from treeplay.wrap.take_apart import take_arguments_apart
 from treeplay.wrap.take_back import TakeBack
 
 
@@ -66,11 +68,11 @@ def emit_call(signature: Signature, ambience: Ambience, parts: CallParts, *, nam
     return _CallEmitter(signature, ambience, parts).written(name)
 
 
-class _CallEmitter(ArgumentText):
+class _CallEmitter(CallText):
     """Conditions, the call, and what follows it, in this order."""
 
     def __init__(self, signature: Signature, ambience: Ambience, parts: CallParts) -> None:
-        super().__init__(signature, MISS=MISS, run=parts.run, check=parts.check)
+        super().__init__(MISS=MISS, run=parts.run, check=parts.check)
         self.signature = signature
         self.ambience = ambience
         self.parts = parts
@@ -82,13 +84,13 @@ class _CallEmitter(ArgumentText):
         """The whole function."""
         with self.aside() as conditions:
             self.ambient()
-            self.arguments(self.signature.arguments)
+            take_arguments_apart(self, self.signature)
             self.conditions()
         with self.aside() as body:
             self.call()
             self.writes()
             self.add(*(f"{self.constant(schedule)}.step()" for schedule in self.signature.schedules))
-            self.add(f"return {self.built(self.signature.results, self.signature.refs)}")
+            self.add(f"return {built(self, self.signature.results, self.signature.refs)}")
         if self.kept:
             # Only now: which variables of the state are used shows once all lines are there.
             at = conditions.index(_KEPT)
@@ -243,7 +245,7 @@ class _CallEmitter(ArgumentText):
         if isinstance(write.value, Static) and isinstance(write.value.value, Gone):
             self.add(f"{self.base(place)}.pop({self.literal(place.key)}, None)")
             return
-        value = self.ref(write.value)
+        value = expression_of(self, write.value)
         match place.how:
             case How.GRAD:
                 self.add(f"{self.owner(place)}.grad = {value}")

@@ -19,6 +19,8 @@ class CallText(Writer):
         self.values: dict[Binding, str] = {}
         self.checked: list[str] = []  # tensors for the native check
         self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
+        self.inputs: list[str] = []
+        self.shared: dict[Any, str] = {}  # results that must be one object however often they are used
 
     def require(self, condition: str) -> None:
         """A line that misses unless `condition` holds."""
@@ -67,3 +69,10 @@ class CallText(Writer):
         if place.parent is not None and place.parent.how is How.ARGUMENT:
             return self.leaves[place.parent.key]
         return self.constant(place.holder)
+
+    def once(self, key: Any, expression: str) -> str:
+        """A variable for an expression that must give one object however often it is used."""
+        if key not in self.shared:
+            self.shared[key] = f"view_{len(self.shared)}"
+            self.add(f"{self.shared[key]} = {expression}")
+        return self.shared[key]

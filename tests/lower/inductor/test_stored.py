@@ -19,6 +19,7 @@ from support.interpreters import FreshPython
 from treeplay.lower.inductor import stored as stored_artifacts
 from treeplay.lower.inductor.lowering import lower_inductor
 from treeplay.observe import counters
+from treeplay.torch_seam import flags
 from treeplay.torch_seam.kept_file import folder
 from treeplay.trace.jit import trace
 
@@ -166,6 +167,7 @@ def test_D35_what_is_compiled_otherwise_has_another_key(what: str) -> None:
     assert key_for(*OTHER_PROGRAMS[what]) not in (None, key_for(scaled, X))
 
 
+MODES = ("cuDNN deterministic", "float16 accumulation in cuBLAS", "order of attention kernels", "oneDNN")
 SURROUNDINGS: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "an environment variable of the compiler": lambda patch: patch.setenv("CXX", "another-compiler"),
     "an environment variable of torch's": lambda patch: patch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
@@ -174,7 +176,8 @@ SURROUNDINGS: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "the release of CUDA": lambda patch: patch.setattr(torch.version, "cuda", "1.0"),
     "our own code": lambda patch: patch.setattr(stored_artifacts, "_code_of_ours", lambda: "another"),
     "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 7),
-    "precision": lambda patch: patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium"),
+    "precision": lambda patch: patch.setattr(flags, "precisions", lambda: ("bf16",)),
+    **{f"mode: {what}": lambda patch, what=what: patch.setitem(flags.LIBRARY_MODES, what, lambda: 7) for what in MODES},
     "determinism": lambda patch: patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True),
     "the processor": lambda patch: patch.setattr("platform.machine", lambda: "another"),
 }

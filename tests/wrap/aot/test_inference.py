@@ -38,7 +38,7 @@ def test_W1_a_write_changes_only_lines_that_mention_it() -> None:
     plain = set(wrapped(added, two).source.splitlines())
     written = set(wrapped(lambda x, y: (y.mul_(2), [x + y])[1], two).source.splitlines())
     changed = [line for line in plain ^ written if "values" not in line and not line.lstrip().startswith("at")]
-    assert changed and all("y" in line or "args[1]" in line for line in changed)
+    assert changed and all("arg1" in line or "args[1]" in line for line in changed)
 
 
 def test_W2_the_text_is_shown_in_tracebacks_and_goes_with_the_function() -> None:
@@ -136,28 +136,6 @@ def test_W4_a_lone_value_counts_as_one(as_result: Any, grad: bool) -> None:
         return [x + 3]
 
     compare(function, wrapped(function, make, inference=inner, forward=inner, backward=inner), make)
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_W4_what_takes_separate_arguments_is_called_so(grad: bool) -> None:
-    given: list[int] = []
-
-    def separate(module: Any, inputs: Any) -> Any:
-        def run(*values: Any) -> Any:
-            given.append(len(values))
-            return module(*values)
-
-        return run
-
-    def make() -> list[Any]:
-        return [numbers(2, 3, grad=grad), numbers(2, 3)]
-
-    changes = {"inference": separate, "forward": separate, "backward": separate, "is_boxed": False}
-    call = wrapped(product, make, **changes)
-    compare(product, call, make)
-    assert given and sum("run(*args)" in source for source in call.sources) == 1
-    with torch.autocast(device(), dtype=torch.bfloat16):
-        assert call(make())[0].dtype is torch.float32
 
 
 def test_W4_no_results_may_be_none() -> None:

@@ -17,6 +17,7 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, name_of
+from treeplay.torch_seam.schemas import written_arguments
 from treeplay.torch_seam.symbols import example_of
 from treeplay.values.captured import DeviceUse, InputFacts, Role
 from treeplay.values.location import Location
@@ -74,14 +75,7 @@ def _kind(value: Any) -> str:
 
 
 def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    schema = getattr(user.target, "_schema", None)
-    if schema is None:
-        return False
-    named = dict(zip((argument.name for argument in schema.arguments), user.args, strict=False)) | user.kwargs
-    return any(
-        argument.alias_info is not None and argument.alias_info.is_write and named.get(argument.name) is node
-        for argument in schema.arguments
-    )
+    return isinstance(user.target, OpOverload) and node in written_arguments(user.target, user.args, user.kwargs)
 
 
 def _line_of_write(write: torch.fx.Node) -> Location | None:

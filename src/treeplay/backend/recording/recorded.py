@@ -17,8 +17,8 @@ from treeplay.backend.recording.compiled_graph import CompiledGraph
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.device.protocol import Device
 from treeplay.lower.births import ToldArtifact
+from treeplay.torch_seam import schemas
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
-from treeplay.torch_seam.schemas import is_random
 from treeplay.values.captured import Role
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -66,12 +66,7 @@ def draws_random_numbers(module: torch.fx.GraphModule, *, drops_none: bool = Tru
 
 
 def _drops_none(node: torch.fx.Node) -> bool:
-    """Whether an operator draws for dropout alone, and its probability is 0."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return "dropout_p" in names and bool(given.get("dropout_p", 0.0) == 0)
+    return isinstance(node.target, OpOverload) and schemas.drops_none(node.target, node.args, node.kwargs)
 
 
 def _draws(node: torch.fx.Node) -> bool:
@@ -79,7 +74,7 @@ def _draws(node: torch.fx.Node) -> bool:
         return node.op == "call_method"
     target = node.target.op if isinstance(node.target, Keeping) else node.target
     if isinstance(target, OpOverload):
-        return is_random(target)
+        return schemas.is_random(target)
     return isinstance(target, HigherOrderOperator)
 
 

@@ -40,7 +40,6 @@ from treeplay.wrap.aot.calls.first_call import first_call
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, DirectCall
 from treeplay.wrap.aot.emit.load import load_call
 from treeplay.wrap.aot.plan.facts import CallPlan
-from treeplay.wrap.aot.plan.names import usable_names
 from treeplay.wrap.aot.tracing.capture import captured
 from treeplay.wrap.aot.tracing.findings import TraceFindings
 
@@ -89,7 +88,7 @@ def _compiled(program: torch.fx.GraphModule, source: Traceable, traced: Traced, 
     with torch.no_grad():
         run = compilers.inference(traced.graph, traced.inputs)
     plan = CallPlan(
-        arguments=usable_names(job.names, len(job.names)),
+        arguments=job.names,
         copies=(),
         apart=None,
         writes=(),

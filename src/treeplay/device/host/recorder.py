@@ -31,9 +31,9 @@ from treeplay.torch_seam.schemas import (
     aten,
     is_foreach_write,
     is_inplace_view,
-    is_written,
     leaves_of,
     tell_autograd,
+    written_arguments,
 )
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.refusal import Reason
@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for tensor in given:
             self._meet(tensor)
-        for tensor in _written(op, args, kwargs):
+        for tensor in written_arguments(op, args, kwargs):
             self._save(tensor)
         if op in _LIFTS:
             return self._lift(args[0])
@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def _note(self, op: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> None:
         fresh = [self._own(leaf, given) for leaf in leaves_of(result)]
-        written = list(_written(op, args, kwargs))
+        written = written_arguments(op, args, kwargs)
         makes = any(tensor is not None for tensor in fresh)
         # What returns nothing is called for what it does, but for a profiler's marks.
         has_effect = makes or written or (not op._schema.returns and op.namespace != "profiler")
@@ -237,15 +237,6 @@ def _truthful(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     if op is aten.native_batch_norm.default and args[3] is not None and args[5]:
         return aten._native_batch_norm_legit.default, args
     return op, args
-
-
-def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for position, argument in enumerate(op._schema.arguments):
-        if is_written(argument):
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
-    return found
 
 
 def _with_dtype(op: Any, kwargs: dict[str, Any], result: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from treeplay.torch_seam.operators import (
     name_of,
     python_functions,
 )
+from treeplay.torch_seam.schemas import by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,7 @@ def _hears(
 
 def _normal(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments by name, defaults included."""
-    found: dict[str, Any] = {}
-    for position, argument in enumerate(op._schema.arguments):
-        if position < len(args):
-            found[argument.name] = args[position]
-        else:
-            found[argument.name] = kwargs.get(argument.name, argument.default_value)
-    return found
+    return {argument.name: argument.default_value for argument in op._schema.arguments} | by_name(op, args, kwargs)
 
 
 def _same(left: Any, right: Any) -> bool:

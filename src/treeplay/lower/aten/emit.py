@@ -33,12 +33,12 @@ from treeplay.errors import LoweringError
 from treeplay.lower.aten.into_arena import IntoArena
 from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec
 from treeplay.lower.aten.numbers import NumberText
-from treeplay.lower.aten.ops import COPIES, EMPTY, KEEPS_FOR_BACKWARD, aten
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, told_inputs
 from treeplay.lower.numbers import scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
+from treeplay.torch_seam.schemas import COPIES, EMPTY, KEEPS_FOR_BACKWARD, aten
 from treeplay.torch_seam.tensors import empty_strided_host
 from treeplay.values.spec import TensorSpec
 

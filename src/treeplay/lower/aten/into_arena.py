@@ -13,10 +13,11 @@ import torch.fx
 
 from treeplay.lower.aten.memory import GraphArena, empty_like_spec, result_specs
 from treeplay.lower.aten.numbers import NumberText
-from treeplay.lower.aten.ops import COPIES, EMPTY, OutForm, aten, fill_value, out_form, returns_count
+from treeplay.lower.aten.ops import fill_value
 from treeplay.lower.aten.storage import Node, Storage, StoragePlan
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import COPIES, EMPTY, OutForm, aten, out_form, returns_count
 
 
 @dataclass(frozen=True, eq=False, slots=True)

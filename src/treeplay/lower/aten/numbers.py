@@ -13,9 +13,10 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import Cells, takes_cells
-from treeplay.lower.aten.ops import CELLS, aten
+from treeplay.lower.aten.ops import CELLS
 from treeplay.lower.aten.text import GraphText, Meaning, Node
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import aten
 from treeplay.values.arithmetic import FORMS, operand
 
 # Whole numbers up to here are the same in the type, so that which way they are converted cannot matter.

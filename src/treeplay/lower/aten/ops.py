@@ -1,42 +1,11 @@
-"""What the arena plan must know of ATen operators, beyond what every device asks (`device.host.operators`).
-
-The exceptions that no schema tells are the small tables at the top.
-"""
+"""What the arena plan must know of ATen operators beyond their schemas."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from treeplay.torch_seam.operators import OpOverload
-from treeplay.torch_seam.schemas import (
-    COPIES,
-    EMPTY,
-    KEEPS_FOR_BACKWARD,
-    OutForm,
-    aten,
-    is_inplace_view,
-    is_random,
-    is_written,
-    out_form,
-    returns_count,
-)
-
-__all__ = [
-    "CELLS",
-    "COPIES",
-    "EMPTY",
-    "KEEPS_FOR_BACKWARD",
-    "OutForm",
-    "aten",
-    "fill_value",
-    "is_inplace_view",
-    "is_pure",
-    "is_random",
-    "is_written",
-    "needs_only_memory",
-    "out_form",
-    "returns_count",
-]
+from treeplay.torch_seam.schemas import COPIES, EMPTY, aten, is_random, out_form
 
 # Memory with one number in it, by the position of the number or the number itself: in an arena, a fill.
 _FILL_VALUES: dict[Any, int] = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}

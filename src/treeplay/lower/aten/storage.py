@@ -17,17 +17,9 @@ from typing import Any
 import torch.fx
 
 from treeplay.errors import LoweringError
-from treeplay.lower.aten.ops import (
-    COPIES,
-    EMPTY,
-    aten,
-    fill_value,
-    is_inplace_view,
-    is_pure,
-    is_written,
-    needs_only_memory,
-)
+from treeplay.lower.aten.ops import fill_value, is_pure, needs_only_memory
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import COPIES, EMPTY, aten, is_inplace_view, written_arguments
 from treeplay.trace.run.begins import BEGINS
 from treeplay.values.arena import Buffer
 from treeplay.values.overlap import overlaps_itself
@@ -126,10 +118,7 @@ def written_by(node: Node) -> Iterator[Node]:
     """The nodes that the operator of `node` writes to."""
     if not isinstance(node.target, OpOverload):
         return
-    for position, argument in enumerate(node.target._schema.arguments):
-        if is_written(argument):
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            yield from _tensors(given)
+    yield from _tensors(written_arguments(node.target, node.args, node.kwargs))
 
 
 def storages_written(nodes: Iterable[Node]) -> set[Any]:

@@ -18,7 +18,6 @@ from treeplay.lower.inductor.counted_places import read_places_from_memory
 from treeplay.lower.inductor.cpp_wrapper import is_worth_cpp
 from treeplay.lower.inductor.last_rewrite import LAST_PASS, last_rewrite, mark_results
 from treeplay.lower.inductor.layouts import ResultLayouts, has_convolutions_both_ways, put_channels_last
-from treeplay.lower.inductor.layouts import check_layouts as check_layouts
 from treeplay.lower.inductor.memory import Groups, groups_of
 from treeplay.lower.inductor.scaled import write_out_scales
 from treeplay.observe import counters

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.schemas import by_name
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.run.tape import InputSeen, TracedValue, TraceTape, spoken_name
 from treeplay.values.location import Location
@@ -20,8 +21,7 @@ def from_start(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operator that is told where in the memory of an input to begin, counted from where that input
     begins: so the graph holds for inputs that begin elsewhere, and lowerings need not know where."""
-    named = (argument.name for argument in func._schema.arguments)
-    given = dict(zip(named, args, strict=False)) | kwargs
+    given = by_name(func, args, kwargs)
     offset = given.get("storage_offset")
     owners = [seen for seen in tape.inputs if seen.value.fake.untyped_storage()._cdata == storage_of(value.fake)]
     if offset is None or not owners:

@@ -24,7 +24,14 @@ from treeplay.observe.lines import call_site, innermost_is_optimizer, user_locat
 from treeplay.torch_seam.autograd import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
-from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
+from treeplay.torch_seam.schemas import (
+    is_foreach_write,
+    is_random,
+    leaves_of,
+    tell_autograd,
+    with_leaves,
+    written_arguments,
+)
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
@@ -240,20 +247,15 @@ class Tracer(TorchDispatchMode):
         raise self.refuse(*unknown)
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any, where: Location | None, *, is_untold: bool) -> None:
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            target = args[position] if position < len(args) else kwargs.get(argument.name)
-            for leaf in leaves_of(target):
-                if isinstance(leaf, Tensor):
-                    value = self.tape.values[id(leaf)]
-                    self.tape.mutated.add(storage_of(value.fake))
-                    if self.tape.births[storage_of(value.fake)].op == "placeholder" and is_computed_again():
-                        self.tape.written_again = self.tape.written_again or (spoken_name(func), where)
-                    if not is_untold:
-                        self.tape.told.add(storage_of(value.fake))
-                    if self.on_write is not None:
-                        self.on_write(value)
+        for tensor in written_arguments(func, args, kwargs):
+            value = self.tape.values[id(tensor)]
+            self.tape.mutated.add(storage_of(value.fake))
+            if self.tape.births[storage_of(value.fake)].op == "placeholder" and is_computed_again():
+                self.tape.written_again = self.tape.written_again or (spoken_name(func), where)
+            if not is_untold:
+                self.tape.told.add(storage_of(value.fake))
+            if self.on_write is not None:
+                self.on_write(value)
 
     # --- numbers --------------------------------------------------------------------------------------------
 

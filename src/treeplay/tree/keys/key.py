@@ -18,7 +18,7 @@ from treeplay.values.kinds import is_a
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure, as_written, indices_in_objects, paths
-from treeplay.wrap.emit import Ambience
+from treeplay.wrap.ambience import Ambience
 
 
 class Key(NamedTuple):

@@ -22,7 +22,7 @@ from treeplay.wrap.aot.compiled_call import load_inference, load_training
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes, arrange, needs_arrangement
 from treeplay.wrap.aot.plan.layouts import reshaped_and_back
-from treeplay.wrap.aot.plan.names import names_of, usable_names
+from treeplay.wrap.aot.plan.names import names_of
 from treeplay.wrap.aot.plan.planning import plan_call
 from treeplay.wrap.aot.plan.shared_results import with_common_values
 from treeplay.wrap.aot.plan.subclass_rules import explained
@@ -49,7 +49,7 @@ def wrap_function(
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
-    names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
+    names = names_of(function, len(samples)) if names is None else tuple(names)
     try:
         task = _task(function, samples, names, compilers, is_checked=is_checked, repeat=repeat)
         while True:  # until a trace loses nothing

@@ -25,7 +25,7 @@ from treeplay.wrap.aot.calls.partial import without_gradients
 from treeplay.wrap.aot.calls.random_states import generator_inputs
 from treeplay.wrap.aot.calls.redrawn import draws_of
 from treeplay.wrap.aot.calls.surroundings import refuse_compiled_autograd, run_in_callers_context
-from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers, take_one_list
+from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers
 from treeplay.wrap.aot.emit.load import load_call
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
 from treeplay.wrap.aot.plan.inner import inner_values_last
@@ -41,7 +41,7 @@ def load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any:
         _mark_visible(traced.graph, plan)
         instead = _first_call(traced.graph, plan, compilers)
         run = compilers.inference(traced.graph, traced.inputs)
-    return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed, direct=compilers.direct)
+    return load_call(plan, run, instead=instead, direct=compilers.direct)
 
 
 def load_training(
@@ -79,20 +79,12 @@ def load_training(
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)  # else zeros come for those that are missing
     lazy = LazyBackward(
-        _later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed),
+        _later(compilers.backward, backward, tangents),
         tangents,
         inner=node.first_inner if node.inner else None,
     )
     boxed = _called(lazy, backward)
-    call = load_call(
-        plan,
-        run,
-        boxed,
-        onward=onward,
-        instead=instead,
-        is_boxed=compilers.is_boxed,
-        direct=compilers.direct,
-    )
+    call = load_call(plan, run, boxed, onward=onward, instead=instead, direct=compilers.direct)
     call.backward = lazy
     return call
 
@@ -128,7 +120,7 @@ def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
 
 
 def _later(
-    compiler: Compile, backward: torch.fx.GraphModule, tangents: int, *, is_boxed: bool
+    compiler: Compile, backward: torch.fx.GraphModule, tangents: int
 ) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_context.keep_tracing_context()
@@ -140,7 +132,6 @@ def _later(
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
             with flags.without_autocast():
-                run = compiler(module, inputs)
-            return run if is_boxed else take_one_list(run), taken
+                return compiler(module, inputs), taken
 
     return compile_backward

@@ -54,9 +54,9 @@ class Compilers:
     `why_once` says why. `keeps_inputs`: a call's node keeps all of its inputs for them, not those that live anyway; gradients
     that come to the backward of a backward are nobody else's.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
-    `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one. One that has a method
-    `tell(listener)` tells, whenever that changes, what does the same with nothing in between: see `follow`. A backward with a
-    method `in_block(layout, first)` gives what takes the block of a forward where the values that lie there would begin.
+    What is compiled may have a method `tell(listener)`, which tells, whenever that changes, what does the same with nothing in
+    between: see `follow`. A backward with a method `in_block(layout, first)` gives what takes the block of a forward where the
+    values that lie there would begin.
     `direct`: how the call function is called; without it, with one list that it empties, and it returns a list.
     """
 
@@ -70,7 +70,6 @@ class Compilers:
     plain: Callable[[], Compilers] | None = None
     why_once: str | None = None
     keeps_inputs: bool = False
-    is_boxed: bool = True
     direct: DirectCall | None = None
 
 
@@ -86,14 +85,3 @@ def follow(run: Any, owner: Any, rebind: Callable[[Any, Boxed], None]) -> None:
             rebind(owner, now)
 
     tell(told)
-
-
-def take_one_list(run: Callable[..., Any]) -> Boxed:
-    """A callable that takes its arguments one by one, as one that takes a list and empties it."""
-
-    def call(args: list[Any]) -> Any:
-        given = tuple(args)
-        args.clear()
-        return run(*given)
-
-    return call

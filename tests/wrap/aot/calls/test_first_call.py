@@ -70,17 +70,6 @@ def test_W47_later_calls_pay_nothing() -> None:
     assert call.__globals__["run"] is runs[0]
 
 
-def test_W4_the_first_call_of_what_takes_separate_arguments_is_checked_too() -> None:
-    call = wrapped(
-        lambda x: [OPS.same(x) * 2],
-        lambda: [numbers(2)],
-        inference=lambda module, inputs: lambda *values: module(*values),
-        is_boxed=False,
-    )
-    assert len(warned(call, numbers(2))) == 1 and warned(call, numbers(2)) == []
-    assert torch.equal(call([numbers(2)])[0], numbers(2) * 2)
-
-
 def test_W47_in_training_too() -> None:
     call = wrapped(lambda x, w: [OPS.same(x) * w], lambda: [numbers(2), numbers(2, grad=True)])
     assert len(warned(call, numbers(2), numbers(2, grad=True))) == 1

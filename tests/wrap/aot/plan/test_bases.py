@@ -246,7 +246,7 @@ def test_Wplus7_members_of_other_dtypes_lie_in_a_base_of_bytes() -> None:
         return [a.sum() + b, b[1:]]
 
     call = twin(function, make)
-    assert call.plan.bases[0].dtype == "torch.uint8"
+    assert call.plan.bases[0].dtype is torch.uint8
 
 
 def test_Wplus6_a_returned_member_stays_that_object() -> None:

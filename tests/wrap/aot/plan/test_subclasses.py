@@ -83,7 +83,7 @@ def test_W14_opening_and_building_are_straight_lines() -> None:
     assert "value0 = build_value0({'a': values[0], 'b': values[1]}, context_value0, (2,), (1,))" in call.source
     training = wrapped(lambda x, y: [x * y], lambda: [pair(2, grad=True), numbers(2)])
     node = node_of(training)
-    assert "args = [x.a, x.b, y]" in inspect.getsource(node.forward)
+    assert "args = [arg0.a, arg0.b, arg1]" in inspect.getsource(node.forward)
     assert "build_gradient0({'a': grads[0], 'b': grads[1]}" in inspect.getsource(node.backward)
     for source in (call.source, training.source, inspect.getsource(node.forward), inspect.getsource(node.backward)):
         assert not any(word in source for word in ("for ", "while ", "lambda"))

@@ -9,7 +9,6 @@ import torch
 
 from treeplay.errors import PatternChanged, UsageError
 from treeplay.torch_seam.tensors import shares_storage
-from treeplay.wrap.aot.calls.opening import dtype_of
 from treeplay.wrap.aot.plan.bases import flat_base, layout_of
 from treeplay.wrap.aot.plan.facts import Base, Check, CommonBase, Member
 from treeplay.wrap.aot.plan.overlap import length, overlap, overlap_across_storages
@@ -141,12 +140,12 @@ def common_base(base: Base, members: Sequence[torch.Tensor], names: Sequence[str
         whole = source
     else:
         whole = source if base.whole is CommonBase.MEMBER else source._base  # type: ignore[assignment]
-        if whole is None or layout_of(whole) != base.layout or whole.dtype is not dtype_of(base.dtype):
+        if whole is None or layout_of(whole) != base.layout or whole.dtype is not base.dtype:
             raise _another(names)
     for tensor, member in zip(members, base.members, strict=True):
         if not _fits(tensor, member, base, whole):
             raise _another(names)
-    return flat_base(source, base.layout, dtype_of(base.dtype)) if base.whole is CommonBase.FLAT else whole
+    return flat_base(source, base.layout, base.dtype) if base.whole is CommonBase.FLAT else whole
 
 
 def _fits(tensor: torch.Tensor, member: Member, base: Base, whole: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.torch_seam.trees import tree_leaves
-from treeplay.wrap.aot.compilers import AliasCheck, Boxed, take_one_list
+from treeplay.wrap.aot.compilers import AliasCheck, Boxed
 
 Instead = Callable[[Boxed, list[Any]], Sequence[Any]]
 _TORCHS = frozenset(
@@ -25,16 +25,16 @@ _TORCHS = frozenset(
 )
 
 
-def on_first_call(function: Any, instead: Instead, *, is_boxed: bool = True) -> None:
-    """Let the first call of a generated function do `instead(run, args)` where it would do `run(args)`, or `run(*args)`."""
+def on_first_call(function: Any, instead: Instead) -> None:
+    """Let the first call of a generated function do `instead(run, args)` where it would do `run(args)`."""
     names = function.__globals__
     run = names["run"]
 
     def once(args: list[Any]) -> Sequence[Any]:
         names["run"] = run
-        return instead(run if is_boxed else take_one_list(run), args)
+        return instead(run, args)
 
-    names["run"] = once if is_boxed else lambda *given: once([*given])
+    names["run"] = once
 
 
 def first_call(graph: torch.fx.GraphModule, *, alias_check: AliasCheck, has_wrappers: bool) -> Instead | None:

@@ -15,6 +15,8 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import by_name
 from treeplay.wrap.aot.calls.saved_values import unchanged
 from treeplay.wrap.aot.plan.facts import KeptInputs, NodePlan
 
@@ -74,8 +76,7 @@ def _needed(traced: Traced) -> set[torch.fx.Node]:
 def _statistics(node: torch.fx.Node) -> set[torch.fx.Node]:
     """The running statistics among an operator's arguments, if it does not read them but for their new contents: in training,
     where it computes with those of the batch."""
-    schema = getattr(node.target, "_schema", None)
-    given = {} if schema is None else {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
+    given = by_name(node.target, node.args, node.kwargs) if isinstance(node.target, OpOverload) else {}
     if any(given.get(name) is False for name in ("train", "training", "update")):
         return set()
     found = (given.get("running_mean"), given.get("running_var"))

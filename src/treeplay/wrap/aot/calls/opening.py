@@ -11,21 +11,8 @@ from treeplay.errors import UsageError
 from treeplay.torch_seam.fakes import waited
 from treeplay.torch_seam.modes import is_transformed, is_wrapper
 from treeplay.values.layout import Layout
-from treeplay.wrap.aot.calls.node import laid_out, missing
+from treeplay.wrap.aot.calls.node import laid_out
 from treeplay.wrap.aot.calls.surroundings import transformed
-
-__all__ = [
-    "PLAIN",
-    "as_kind",
-    "as_tangent",
-    "check_notes",
-    "check_plain",
-    "device",
-    "dtype_of",
-    "laid_out",
-    "missing",
-    "plain_gradient",
-]
 
 GradientPlace = tuple[int, str, str]
 """Of a gradient: the output that it arrives for, the path inside of it, and the user's line that made the output, if known."""
@@ -102,17 +89,6 @@ def same(one: Any, other: Any) -> bool:
         return bool(one == other)
     except Exception:  # such as tensors among the notes
         return True
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name such as "torch.float32"."""
-    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return found
-
-
-def device(name: str) -> torch.device:
-    """The device of a name such as "cuda:0"."""
-    return torch.device(name)
 
 
 def _unlike(gradient: Any, kind: type[Any], context: Any, place: GradientPlace) -> UsageError:

@@ -18,7 +18,7 @@ import torch
 
 from treeplay.sandbox.generators import moving
 from treeplay.torch_seam import trees as pytree
-from treeplay.torch_seam.schemas import is_random
+from treeplay.torch_seam.schemas import drops_none, is_random
 from treeplay.wrap.aot.plan.facts import Draw
 
 States = list[tuple[torch.Generator, torch.Tensor]]
@@ -56,18 +56,13 @@ def _drawing(node: torch.fx.Node) -> Any:
     args: Sequence[Any] = node.args
     if op is torch.ops.higher_order.run_and_save_rng_state:
         op, *args = node.args
-    if not is_random(op):
-        return None
-    names = [argument.name for argument in op._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | node.kwargs
-    is_idle = "dropout_p" in names and given.get("dropout_p", 0.0) == 0  # attention without dropout draws none
-    return None if is_idle else op
+    return op if is_random(op) and not drops_none(op, args, node.kwargs) else None
 
 
 def _draw(node: torch.fx.Node, op: Any, *, is_used: bool) -> Draw:
     tensors = [value for value in pytree.tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
     return Draw(
-        str(op), tuple(f"{value.dtype}{list(value.shape)}" for value in tensors), str(_device(node, tensors)), is_used
+        str(op), tuple(f"{value.dtype}{list(value.shape)}" for value in tensors), _device(node, tensors), is_used
     )
 
 
@@ -76,7 +71,7 @@ def _device(node: torch.fx.Node, tensors: Sequence[torch.Tensor]) -> torch.devic
     return tensors[-1].device if tensors else torch.device(node.kwargs.get("device") or "cpu")  # type: ignore[arg-type]
 
 
-def states_before(devices: Sequence[str]) -> States | None:
+def states_before(devices: Sequence[torch.device]) -> States | None:
     """The default generators of devices and where they stand; None where that cannot be asked, as during a capture."""
     try:
         return [(generator, generator.get_state()) for generator in map(_default, devices)]
@@ -85,11 +80,10 @@ def states_before(devices: Sequence[str]) -> States | None:
 
 
 @functools.cache  # tensors tell the number of their device
-def _default(device: str) -> torch.Generator:
-    found = torch.device(device)
-    if found.type == "cpu":
+def _default(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
         return torch.default_generator
-    generator: torch.Generator = torch.get_device_module(found).default_generators[found.index or 0]
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index or 0]
     return generator
 
 

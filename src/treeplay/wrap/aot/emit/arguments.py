@@ -12,7 +12,7 @@ from treeplay.torch_seam import fakes
 from treeplay.torch_seam import tensors as torch_tensors
 from treeplay.wrap.aot.calls import checks
 from treeplay.wrap.aot.calls import node as helpers
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.plan_text import PlanText
 from treeplay.wrap.aot.plan.facts import NoOverlap
 

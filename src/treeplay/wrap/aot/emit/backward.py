@@ -14,7 +14,7 @@ from treeplay.wrap.aot.calls.differentiated import differentiated, differentiate
 from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators
 from treeplay.wrap.aot.calls.saved_values import saved_of
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.text import count_values, plain_gradient, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan, Tangent, WrappedTangent
 
@@ -113,8 +113,8 @@ def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
     if is_whole:
         text.use("missing", helpers.missing)
-        text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
-        text.use(f"device{k}", torch.device(tangent.device))
+        text.use(f"dtype{k}", tangent.dtype)
+        text.use(f"device{k}", tangent.device)
         text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
     place = text.use(f"place{k}", (k, "", tangent.where))
     text.add(plain_gradient(text, f"grad{k}", tangent, place, layout=layout))

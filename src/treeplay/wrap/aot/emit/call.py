@@ -1,11 +1,11 @@
 """`CallPlan` → source of the function that a call runs; the node's are in `emit_forward` and `emit_backward`.
 
     def call(args):
-        x, y = args                        arguments by the user's names, if anything needs them later
+        arg0, arg1 = args                  the arguments, if anything needs them later
         args.clear()
-        value0, value1 = apply(x, y)       the graph, or the node around it
-        x.copy_(value0)                    writes, in argument order
-        return [value1, apply_views(x, view1)]
+        value0, value1 = run(arg0, arg1)   the graph, or the node around it
+        arg0.copy_(value0)                 writes, in argument order
+        return [value1, apply_views(arg0, view1)]
 
 What comes before the graph is written by `arguments`, what comes last by `results`. Pure: text and names come out,
 nothing runs. Steps that a plan does not need leave no line.
@@ -26,7 +26,7 @@ from treeplay.values.output import inputs_used, values_used
 from treeplay.wrap.aot.calls import checks, surroundings
 from treeplay.wrap.aot.calls import node as helpers
 from treeplay.wrap.aot.compilers import DirectCall
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.arguments import write_arguments
 from treeplay.wrap.aot.emit.plan_text import PlanText
 from treeplay.wrap.aot.emit.results import write_results
@@ -40,20 +40,16 @@ _WITH_GRADIENTS = (
 )
 
 
-def emit_call(
-    plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True, direct: DirectCall | None = None
-) -> Source:
-    """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
-    autograd function."""
-    return _PlanEmitter(plan, run, is_boxed=is_boxed, direct=direct).written()
+def emit_call(plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None = None) -> Source:
+    """The call function. `run` is the graph's callable, which takes one list, or `apply` of the plan's autograd function."""
+    return _PlanEmitter(plan, run, direct=direct).written()
 
 
 class _PlanEmitter(PlanText):
     """Checks, the graph, writes, views."""
 
-    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool, direct: DirectCall | None) -> None:
+    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None) -> None:
         super().__init__(plan)
-        self.is_boxed = is_boxed
         self.direct = direct
         self.use("run", run)
 
@@ -129,9 +125,9 @@ class _PlanEmitter(PlanText):
             self.add(f"args[:] = {opened}")
         if self.plan.tokens:
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
-        values = run_graph(self, is_boxed=self.is_boxed)
+        values = run_graph(self)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
-        # What is not boxed, or raises, leaves the list full, which would keep each argument alive.
+        # What raises may leave the list full, which would keep each argument alive.
         switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:

@@ -19,24 +19,17 @@ from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.calls.redrawn import states_before
 from treeplay.wrap.aot.calls.saved_values import counted_with
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, KeptInputs, NodePlan
 
 
-def emit_forward(
-    plan: CallPlan,
-    node: NodePlan,
-    run: Callable[..., Any],
-    needs: Needs,
-    *,
-    is_boxed: bool = True,
-) -> Source:
+def emit_forward(plan: CallPlan, node: NodePlan, run: Callable[..., Any], needs: Needs) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = Writer()
-    given = [plan.name(k) for k in plan.inputs]
+    given = [plan.variable(k) for k in plan.inputs]
     with text.block(f"def forward(ctx, {', '.join(given)}):"):
-        _forward(text, plan, node, run, needs, given, is_boxed=is_boxed)
+        _forward(text, plan, node, run, needs, given)
     return text.source("node forward", entry="forward")
 
 
@@ -47,14 +40,12 @@ def _forward(
     run: Callable[..., Any],
     needs: Needs,
     given: Sequence[str],
-    *,
-    is_boxed: bool,
 ) -> None:
     text.use("run", run)
     text.use("needs", weakref.ref(needs))  # weakly: see `Needs`
     text.add("ctx.needs = needs()")
     count = plan.returned_values + node.saved
-    later = [plan.name(write.argument) for write in node.late if write.argument is not None]
+    later = [plan.variable(write.argument) for write in node.late if write.argument is not None]
     if later:
         text.add(f"ctx.later = {tuple_of(later)}")
     if node.inputs is not None:
@@ -73,7 +64,7 @@ def _forward(
         text.use("generators", RecomputeGenerators(node.generators))
         text.use("draw_seeds", draw_seeds)
         text.add(f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)")
-    text.add(f"try: values = {run_graph(text, is_boxed=is_boxed)}", "finally: args.clear()")
+    text.add(f"try: values = {run_graph(text)}", "finally: args.clear()")
     if node.inner:
         _save_block(text, plan, node)
         with text.block("else:"):
@@ -160,6 +151,6 @@ def _saved_value(text: Writer, plan: CallPlan, node: NodePlan, k: int, *, at: st
         return f"{place}.clone()"
     by = next((item for item in node.elsewhere if item.saved == k), None)
     if by is not None:
-        shown = plan.name(plan.inputs[by.input]) if by.input is not None else f"values[{by.value}]"
+        shown = plan.variable(plan.inputs[by.input]) if by.input is not None else f"values[{by.value}]"
         return f"{text.use('counted_with', counted_with)}({place}, {shown})"
     return place if k in node.fresh else f"{place}.detach() if {place}._is_view() else {place}"

@@ -27,7 +27,6 @@ def load_call(
     *,
     onward: Onward | None = None,
     instead: Instead | None = None,
-    is_boxed: bool = True,
     direct: DirectCall | None = None,
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
@@ -40,18 +39,18 @@ def load_call(
         if backward is None:
             raise InternalError("a plan with a node was loaded without a backward")
         needs = Needs(backward, onward)
-        node_class = _node_class(plan, plan.node, run, needs, is_boxed=is_boxed)
+        node_class = _node_class(plan, plan.node, run, needs)
         _follow(node_class.forward, run)
         if instead is not None:
-            on_first_call(node_class.forward, instead, is_boxed=is_boxed)
+            on_first_call(node_class.forward, instead)
         kept = (needs, _End(node_class.forward.__globals__))
         run, sources, instead = aot.apply_of(node_class), node_class.sources, None
-    source: Source = emit_call(plan, run, is_boxed=is_boxed, direct=direct)
+    source: Source = emit_call(plan, run, direct=direct)
     call: Any = load_source(source)
     if plan.node is None:
         _follow(call, run)
     if instead is not None:
-        on_first_call(call, instead, is_boxed=is_boxed)
+        on_first_call(call, instead)
     call.source, call.plan, call.sources, call.backward = source.text, plan, (source.text, *sources), None
     call.kept = kept  # as long as calls may come: see `Needs`
     return call
@@ -79,16 +78,9 @@ class _End:
         self._names.clear()
 
 
-def _node_class(
-    plan: CallPlan,
-    node: NodePlan,
-    forward: Callable[..., Any],
-    needs: Needs,
-    *,
-    is_boxed: bool,
-) -> Any:
+def _node_class(plan: CallPlan, node: NodePlan, forward: Callable[..., Any], needs: Needs) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
-    first, second = emit_forward(plan, node, forward, needs, is_boxed=is_boxed), emit_backward(plan, node, needs)
+    first, second = emit_forward(plan, node, forward, needs), emit_backward(plan, node, needs)
     run_backward = load_source(second)
     # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
     hide_from_dynamo(run_backward, with_callees=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treeplay.codegen import Writer
-from treeplay.wrap.aot.emit import subclasses as subclasses
+from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.plan.facts import CallPlan
 
 
@@ -16,7 +16,7 @@ class PlanText(Writer):
 
     def named(self, argument: int) -> str:
         """The variable of an argument, or of a base."""
-        return self.plan.name(argument)
+        return self.plan.variable(argument)
 
     def at(self, argument: int) -> int:
         """Where an argument stands once the copies are dropped and the bases made."""
@@ -26,7 +26,7 @@ class PlanText(Writer):
         """An argument as messages call it."""
         count = len(self.plan.arguments)
         if argument < count:
-            return f"argument {argument} (`{self.named(argument)}`)"
+            return f"argument {argument} (`{self.plan.name(argument)}`)"
         listed = [self.told(member.argument) for member in self.plan.bases[argument - count].members]
         return f"the memory of {', '.join(listed)}"
 

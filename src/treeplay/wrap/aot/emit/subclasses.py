@@ -1,6 +1,6 @@
 """The lines of generated functions that open tensors made of others and build them again.
 
-if type(args[0]) is not kind0: args[0] = as_kind(args[0], kind0, 'x')
+if type(args[0]) is not kind_arg0: args[0] = as_kind(args[0], kind_arg0, 'x')
 args[:] = [args[0].a, args[0].b, args[1]]
 values = run(args)
 value0 = build_value0({'a': values[0], 'b': values[1]}, context_value0, (2, 3), (3, 1))
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from treeplay.codegen import Writer, tuple_of
 from treeplay.torch_seam import modes
-from treeplay.wrap.aot.calls import opening
+from treeplay.wrap.aot.calls import node, opening
 from treeplay.wrap.aot.emit.text import plain_gradient
 from treeplay.wrap.aot.plan.facts import CallPlan, WrappedTangent
 from treeplay.wrap.aot.plan.subclasses import Wrapper, starts
@@ -35,9 +35,10 @@ def check_arguments(text: Writer, plan: CallPlan) -> None:
             continue
         for at, part in wrapper.wrappers(f"args[{k}]"):
             path = at.replace(f"args[{k}]", name)
-            _check_wrapper(text, at, part, path)
+            variable = at.replace(f"args[{k}]", plan.variable(argument)).replace(".", "_")
+            _check_wrapper(text, at, part, path, variable=variable)
             if not plan.is_guarded and part.context is not None:
-                _check_notes(text, at, part, path)
+                _check_notes(text, at, part, path, variable=variable)
         inside += zip(wrapper.tensors(f"args[{k}]"), wrapper.tensors(name), strict=True)
     if inside and not plan.is_guarded:
         _check_plain(text, plan, inside)
@@ -113,9 +114,9 @@ def open_tangent(text: Writer, tangent: WrappedTangent, k: int) -> list[str]:
     parts = [part.replace(".", "_") for part in tangent.wrapper.tensors(name)]
     for at, part in zip(parts, tangent.parts, strict=True):
         text.use(f"layout_{at}", part.layout)
-        text.use(f"dtype_{at}", opening.dtype_of(part.dtype))
-        text.use(f"device_{at}", opening.device(part.device))
-    text.use("missing", opening.missing)
+        text.use(f"dtype_{at}", part.dtype)
+        text.use(f"device_{at}", part.device)
+    text.use("missing", node.missing)
     text.use("as_tangent", opening.as_tangent)
     with text.block(f"if {name} is None:"):
         text.add(*(f"{at} = missing(layout_{at}, dtype_{at}, device_{at})" for at in parts))
@@ -142,15 +143,14 @@ def _opening(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]:
             yield f"{name}_{attribute} = {name}.{attribute}"
 
 
-def _check_wrapper(text: Writer, at: str, wrapper: Wrapper, path: str) -> None:
-    name = path.replace(".", "_")
-    kind = text.use(f"kind_{name}", wrapper.kind)
+def _check_wrapper(text: Writer, at: str, wrapper: Wrapper, path: str, *, variable: str) -> None:
+    kind = text.use(f"kind_{variable}", wrapper.kind)
     text.use("as_kind", opening.as_kind)
     text.add(f"if type({at}) is not {kind}: {at} = as_kind({at}, {kind}, {path!r})")
 
 
-def _check_notes(text: Writer, at: str, wrapper: Wrapper, path: str) -> None:
-    context = text.use(f"context_{path.replace('.', '_')}", wrapper.context)
+def _check_notes(text: Writer, at: str, wrapper: Wrapper, path: str, *, variable: str) -> None:
+    context = text.use(f"context_{variable}", wrapper.context)
     text.use("check_notes", opening.check_notes)
     text.add(f"check_notes({at}, {context}, {path!r})")
 

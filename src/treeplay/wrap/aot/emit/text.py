@@ -15,12 +15,11 @@ def tokens(count: int) -> str:
     return list_of(["None"] * count)
 
 
-def run_graph(text: Writer, *, is_boxed: bool = True, run: str = "run") -> str:
-    """What calls `run` with `args` and autocast off: the casts are in the graph. What is not boxed takes them one by one."""
+def run_graph(text: Writer) -> str:
+    """What calls `run` with `args` and autocast off: the casts are in the graph."""
     text.use("run_plainly", node.run_plainly)
     text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
-    given = "args" if is_boxed else "*args"
-    return f"run_plainly({run}, {given}) if is_any_autocast_enabled() else {run}({given})"
+    return "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
 
 
 def count_values(text: Writer, count: int, values: str = "values", place: str = "forward") -> None:
@@ -39,7 +38,7 @@ def plain_gradient(text: Writer, name: str, tangent: Tangent, place: str, *, lay
     text.use("plain_gradient", opening.plain_gradient)
     text.use("Tensor", torch.Tensor)
     text.use("strided", torch.strided)
-    bits = [f"{name}.is_neg()", *([f"{name}.is_conj()"] if "complex" in tangent.dtype else [])]
+    bits = [f"{name}.is_neg()", *([f"{name}.is_conj()"] if tangent.dtype.is_complex else [])]
     lies = [f"{name}.layout is not strided", f"{name}.stride() != {tangent.layout.stride}"]
     is_odd = " or ".join([f"type({name}) is not Tensor", *lies, *bits])
     return f"if {name} is not None and ({is_odd}): {name} = plain_gradient({name}, {layout}, {place})"

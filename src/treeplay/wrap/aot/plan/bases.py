@@ -20,7 +20,6 @@ from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.values.layout import Layout
 from treeplay.values.location import Location
-from treeplay.wrap.aot.calls.opening import dtype_of
 from treeplay.wrap.aot.plan.facts import Base, CommonBase, Member
 from treeplay.wrap.aot.plan.overlap import overlap, span
 from treeplay.wrap.aot.tracing.findings import refusal
@@ -109,7 +108,7 @@ def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], wr
         CommonBase.MEMBER if is_member else CommonBase.RECORDED,
         source if source is not None else lead,
         layout_of(whole),
-        str(whole.dtype),
+        whole.dtype,
         members,
         moved=(),
     )
@@ -149,7 +148,7 @@ def _refuse_writes_past_autograd(members: Sequence[Member], written: WrittenArgu
 
 def _member(position: int, sample: torch.Tensor, whole: torch.Tensor) -> Member:
     is_detached = whole.requires_grad and not sample.requires_grad
-    return Member(position, layout_of(sample), str(sample.dtype), is_detached)
+    return Member(position, layout_of(sample), sample.dtype, is_detached)
 
 
 def _flat(samples: Sequence[Any], group: Sequence[int], written: WrittenArguments) -> Base:
@@ -159,11 +158,10 @@ def _flat(samples: Sequence[Any], group: Sequence[int], written: WrittenArgument
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
     layout = Layout((end // dtype.itemsize,), (1,), 0)
     members = tuple(
-        Member(position, layout_of(samples[position]), str(samples[position].dtype), is_detached=False)
-        for position in group
+        Member(position, layout_of(samples[position]), samples[position].dtype, is_detached=False) for position in group
     )
     moved = tuple(position for position in group if position in written.arguments)
-    return Base(CommonBase.FLAT, group[0], layout, str(dtype), members, moved)
+    return Base(CommonBase.FLAT, group[0], layout, dtype, members, moved)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
@@ -179,7 +177,7 @@ def take_base(base: Base, samples: Sequence[Any]) -> torch.Tensor:
     if base.whole is CommonBase.RECORDED:
         recorded: Any = source._base
         return recorded  # type: ignore[no-any-return]
-    return flat_base(source, base.layout, dtype_of(base.dtype))
+    return flat_base(source, base.layout, base.dtype)
 
 
 def flat_base(source: torch.Tensor, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
@@ -190,7 +188,7 @@ def flat_base(source: torch.Tensor, layout: Layout, dtype: torch.dtype) -> torch
 
 def view_of_base(base: torch.Tensor, member: Member) -> torch.Tensor:
     """A member made anew from its base. Runs inside the trace, which takes `as_strided` only as the first step."""
-    layout, dtype = member.layout, dtype_of(member.dtype)
+    layout, dtype = member.layout, member.dtype
     if dtype is base.dtype:
         view = base.as_strided(layout.shape, layout.stride, layout.offset)
         return view.detach() if member.is_detached else view

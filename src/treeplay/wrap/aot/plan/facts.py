@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
+
 from treeplay.values.layout import Layout
 from treeplay.values.output import Result
 from treeplay.wrap.aot.plan.subclasses import Opened, Wrapper, places, width
@@ -37,7 +39,7 @@ class Member:
 
     argument: int
     layout: Layout
-    dtype: str
+    dtype: torch.dtype
     is_detached: bool
 
 
@@ -88,7 +90,7 @@ class Base:
     whole: CommonBase
     source: int
     layout: Layout
-    dtype: str
+    dtype: torch.dtype
     members: tuple[Member, ...]
     moved: tuple[int, ...]
 
@@ -99,8 +101,8 @@ class Tangent:
 
     value: int
     layout: Layout
-    dtype: str
-    device: str
+    dtype: torch.dtype
+    device: torch.device
     where: str = ""
 
 
@@ -159,7 +161,7 @@ class Draw:
 
     op: str
     drawn: tuple[str, ...]
-    device: str
+    device: torch.device
     is_used: bool
 
 
@@ -221,7 +223,7 @@ class NodePlan:
 class CallPlan:
     """What happens before and after a graph so that the call acts like the user's function.
 
-    `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `bases` replace
+    `arguments` are names, for messages; `copies` are pairs (later, earlier) of positions that hold one object; `bases` replace
     arguments that share memory, and are numbered on from the arguments; `inputs` are what the graph takes, in order;
     `apart` says which of them must not overlap; `touched` are arguments that the graph writes itself, or that were
     changed in place and changed back; `layouts` are given to members of bases at the very end; `checks`, if wanted,
@@ -254,9 +256,14 @@ class CallPlan:
     begins: tuple[tuple[int, int], ...] = ()
 
     def name(self, argument: int) -> str:
-        """The name of an argument, or of a common base."""
+        """An argument as messages call it, or a common base."""
         count = len(self.arguments)
         return self.arguments[argument] if argument < count else f"base{argument - count}"
+
+    def variable(self, argument: int) -> str:
+        """The variable of an argument in generated code, or of a common base: a user's name could hide what the code uses."""
+        count = len(self.arguments)
+        return f"arg{argument}" if argument < count else f"base{argument - count}"
 
     def wrapper(self, argument: int) -> Wrapper | None:
         """What an argument is made of, if it is a tensor made of others and the graph takes it."""

@@ -169,7 +169,7 @@ def _tangent(
             raise refusal("wrap", "a gradient made of tensors and something else", None)
         # Without gaps: what a part of something greater is computed to comes in memory of its own size.
         layout = known_layout(torch.empty_like(fake))
-        parts.append(Tangent(value, layout, str(fake.dtype), str(fake.device), where))
+        parts.append(Tangent(value, layout, fake.dtype, fake.device, where))
     return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
 
 

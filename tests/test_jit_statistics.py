@@ -107,3 +107,54 @@ def test_statistics_that_the_program_also_writes_itself_are_told_of() -> None:
         assert_same(jitted(x, *mine), program(x, *theirs))
         assert_same(mine, theirs)
         assert [one._version for one in mine] == [one._version for one in theirs]
+
+
+def image_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.BatchNorm2d(2))
+
+
+def instance_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True))
+
+
+def means(model: nn.Module) -> list[Tensor]:
+    return [buffer for name, buffer in model.named_buffers() if "running" in name]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", [image_network, instance_network])
+def test_statistics_are_updated_where_nobody_reads_the_output(make: Any, mode: Any, device: str) -> None:
+    """No schema says that a norm writes them: it was left out with its output."""
+    mine, theirs = (make().to(device) for _ in range(2))
+
+    def recalibrate(model: nn.Module, x: Tensor) -> Tensor:
+        model(x)
+        return means(model)[0] * 2
+
+    jitted = jit(lambda x: recalibrate(mine, x))
+    for k in range(5):
+        x = torch.linspace(-1, 2 + k, 2 * 3 * 64, device=device).view(2, 3, 8, 8).cos()
+        with mode():
+            torch.testing.assert_close(jitted(x), recalibrate(theirs, x))
+        torch.testing.assert_close(means(mine), means(theirs))
+        assert versions(mine) == versions(theirs)
+    assert jitted.statistics().replays >= 2
+
+
+def test_a_pass_that_trains_a_norm_comes_before_one_that_reads_it() -> None:
+    norm, twin = (nn.BatchNorm1d(3, affine=False) for _ in range(2))
+
+    def program(norm: nn.BatchNorm1d, x: Tensor) -> Tensor:
+        norm.train()
+        norm(x)
+        norm.eval()
+        return norm(x) * 2 - 1  # type: ignore[no-any-return]
+
+    jitted = jit(lambda x: program(norm, x))
+    with torch.inference_mode():
+        for k in range(5):
+            x = torch.arange(12.0).view(4, 3).sin() * (k + 1)
+            assert_same(jitted(x), program(twin, x))
+    assert jitted.statistics().replays >= 3

@@ -67,19 +67,38 @@ def by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 
 
 def written_arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors that an operator writes to, or what stands for them in a graph."""
+    """The tensors that an operator writes to, or what stands for them in a graph, whether its schema says so or not."""
     written = [
         args[position] if position < len(args) else kwargs.get(argument.name)
         for position, argument in enumerate(op._schema.arguments)
         if is_written(argument)
     ]
-    return [leaf for leaf in leaves_of(written) if leaf is not None]
+    return [leaf for leaf in leaves_of(written) if leaf is not None] + written_untold(op, args, kwargs)
+
+
+def written_untold(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The running statistics that a norm updates without a word of that in its schema."""
+    if op not in _NORMS:
+        return []
+    given, updates = by_name(op, args, kwargs), _NORMS[op]
+    statistics = [given[name] for name in ("running_mean", "running_var")] if given[updates] else []
+    return [one for one in statistics if one is not None]
 
 
 def drops_none(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operator would draw for the dropout of attention alone, whose probability is 0."""
     usual = {item.name: item.default_value for item in op._schema.arguments if item.name == "dropout_p"}
     return bool((usual | by_name(op, args, kwargs)).get("dropout_p") == 0)
+
+
+# Under inference mode, composite operators come whole.
+_NORMS: dict[OpOverload, str] = {
+    aten.native_batch_norm.default: "training",
+    aten.cudnn_batch_norm.default: "training",
+    aten.miopen_batch_norm.default: "training",
+    aten.batch_norm.default: "training",
+    aten.instance_norm.default: "use_input_stats",
+}
 
 
 def returns_count(op: OpOverload) -> int | None:

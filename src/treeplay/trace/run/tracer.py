@@ -31,6 +31,7 @@ from treeplay.torch_seam.schemas import (
     tell_autograd,
     with_leaves,
     written_arguments,
+    written_untold,
 )
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
@@ -130,10 +131,10 @@ class Tracer(TorchDispatchMode):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
         # By the operator that the program called: the eager run has logged no other.
-        told, called = self._on_fakes.foretold(func, args, kwargs), func
-        func, args, kwargs = self._settle(func, args, kwargs)
+        told = self._on_fakes.foretold(func, args, kwargs)
         # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
-        is_untold = called is aten.native_batch_norm.default is not func
+        is_untold = func is not aten.instance_norm.default and bool(written_untold(func, args, kwargs))
+        func, args, kwargs = self._settle(func, args, kwargs)
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)

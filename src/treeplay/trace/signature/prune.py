@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam.operators import OpOverload
-from treeplay.torch_seam.schemas import is_random
+from treeplay.torch_seam.schemas import is_random, written_untold
 
 _NO_EFFECT = frozenset({torch.ops.aten._assert_tensor_metadata.default})  # checks what a trace knows
 TORCHS_OWN = frozenset(
@@ -26,7 +26,8 @@ def has_effect(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    return target._schema.is_mutable or is_random(target) or acts(node)
+    writes = target._schema.is_mutable or written_untold(target, node.args, node.kwargs)
+    return bool(writes) or is_random(target) or acts(node)
 
 
 def acts(node: torch.fx.Node) -> bool:

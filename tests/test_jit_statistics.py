@@ -139,7 +139,6 @@ def test_statistics_are_updated_where_nobody_reads_the_output(make: Any, mode: A
         with mode():
             torch.testing.assert_close(jitted(x), recalibrate(theirs, x))
         torch.testing.assert_close(means(mine), means(theirs))
-        assert versions(mine) == versions(theirs)
     assert jitted.statistics().replays >= 2
 
 

@@ -5,6 +5,7 @@ Where the program needs the value while it runs, the number is guarded, and each
 
 from __future__ import annotations
 
+import collections
 import copy
 import math
 import operator
@@ -280,6 +281,91 @@ def test_two_numbers_of_which_one_is_needed() -> None:
 
     found = beside_eager(lambda agent, x: x[agent.size] * agent.rate - 1, change).statistics()
     assert found.recordings == 2 and found.replays >= 6, "the other one stays an input"
+
+
+def test_a_number_among_the_arguments_that_is_needed_leaves_the_counted_ones() -> None:
+    """They were guarded from then on, so that a program that counts was refused."""
+
+    def step(agent: Agent, x: Tensor, times: int) -> Tensor:
+        for _ in range(times):
+            x = x * 2 - agent.mean
+        agent.count += 1
+        return x - agent.count
+
+    mine, twin = Agent(), Agent()
+    jitted, x = jit(lambda x, times: step(mine, x, times)), torch.ones(3)
+    for times in [2] * 6 + [1] * 6 + [2, 1]:
+        assert_same(jitted(x, times), step(twin, x, times))
+        assert mine.count == twin.count
+    assert jitted.statistics().replays >= 9
+
+
+class Sign(torch.optim.Optimizer):
+    """An optimizer of the user's own, which counts its steps in Python numbers, for each parameter."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["mean"], state["step"] = torch.zeros_like(parameter), 0
+                state["step"] += 1
+                state["mean"].lerp_(parameter.grad, 0.1)
+                rate = group["lr"] * min(1.0, state["step"] / 4) / (1 - 0.9 ** state["step"])
+                parameter.add_(state["mean"].sign(), alpha=-rate)
+
+
+def test_an_optimizer_of_ones_own_counts_its_steps() -> None:
+    def trainer() -> tuple[nn.Module, Sign, Callable[[Tensor], Tensor]]:
+        torch.manual_seed(3)
+        net = nn.Linear(3, 1)
+        optimizer = Sign(net.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return net, optimizer, step
+
+    (mine, ours, program), (twin, theirs, eager) = trainer(), trainer()
+    jitted = jit(program)
+    for call in range(12):
+        x = torch.linspace(-1, 2, 12).view(4, 3) + call
+        assert_same(jitted(x), eager(x))
+        assert_same(list(mine.parameters()), list(twin.parameters()))
+        assert [state["step"] for state in ours.state.values()] == [state["step"] for state in theirs.state.values()]
+    statistics = jitted.statistics()
+    assert (statistics.recordings, statistics.refusals) == (2, 0), "one while the rate rises, one after that"
+    assert statistics.replays >= 9
+
+
+@pytest.mark.parametrize("make", [dict, collections.defaultdict, collections.Counter, collections.OrderedDict])
+def test_counts_in_dictionaries_of_each_kind(make: Any) -> None:
+    def made() -> Any:
+        return make(int, {"a": 0, "b": 1.5}) if make is collections.defaultdict else make({"a": 0, "b": 1.5})
+
+    def step(table: Any, x: Tensor) -> Tensor:
+        table["a"] += 2
+        table["b"] *= 0.5
+        return x * table["a"] - table["b"]
+
+    mine, twin = made(), made()
+    jitted, x = jit(lambda x: step(mine, x)), torch.ones(2)
+    for call in range(12):
+        if call == 6:
+            mine["a"] = twin["a"] = 50
+        if call == 9:
+            mine["c"] = twin["c"] = 1
+        assert_same(jitted(x), step(twin, x))
+        assert mine == twin and type(mine["a"]) is int
+    assert jitted.statistics().replays >= 10
 
 
 _calls = 0

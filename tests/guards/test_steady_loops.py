@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -84,6 +84,7 @@ class Keeper:
     def __init__(self) -> None:
         self.count, self.state, self.last = 0, torch.zeros(3, 4), torch.ones(3, 4)
         self.counts, self.listed = {"calls": 0}, [0, torch.zeros(3, 4)]
+        self.by_name, self.in_order = Counter(calls=0), OrderedDict(calls=0, others=1)
         self.frames = deque([torch.zeros(3, 4), torch.ones(3, 4)], maxlen=2)
 
 
@@ -96,6 +97,12 @@ def counts_in_containers(keeper: Keeper, x: Tensor) -> Tensor:
     keeper.counts["calls"] += 2
     keeper.listed[0] += 1
     return x * keeper.counts["calls"] - keeper.listed[0]
+
+
+def counts_by_name(keeper: Keeper, x: Tensor) -> Tensor:
+    keeper.by_name["calls"] += 1
+    keeper.in_order["calls"] += 2
+    return x * keeper.by_name["calls"] - keeper.in_order["calls"]
 
 
 def keeps_tensors(keeper: Keeper, x: Tensor) -> Tensor:
@@ -125,6 +132,7 @@ PROGRAMS: dict[str, Callable[[], Callable[..., Any]]] = {
     "schedule": trains_by_a_schedule,
     "a count": keeping(counts),
     "counts in containers": keeping(counts_in_containers),
+    "counts by name": keeping(counts_by_name),
     "tensors that are stored": keeping(keeps_tensors),
     "a window": keeping(keeps_a_window),
 }

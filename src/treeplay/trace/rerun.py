@@ -46,7 +46,7 @@ from treeplay.trace.survey.given import over
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.turn import Busy, turn
 from treeplay.values.flatten import Given, flatten
-from treeplay.values.signature import Argument, Input, Signature
+from treeplay.values.signature import Argument, Input, Signature, State
 from treeplay.values.unflatten import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
@@ -248,11 +248,6 @@ class Rerun:
         given = [places.get(id(leaf)) for leaf in self._call.leaves]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._call.leaves]
         program = _weakly(self._program)
-        state = {
-            k: weakref.ref(tensor)
-            for k, (item, tensor) in enumerate(zip(signature.inputs, self._tensors, strict=True))
-            if not isinstance(item.source, Argument)
-        }
 
         @contextlib.contextmanager
         def ready(tensors: Sequence[torch.Tensor]) -> Iterator[Rerun]:
@@ -261,8 +256,7 @@ class Rerun:
             again = program()
             if again is None:
                 raise Refusal.of("create_graph", "the program is gone", "keep it until the last backward", None)
-            own = [state[k]() if k in state else None for k in range(len(tensors))]
-            found = [given if mine is None else mine for mine, given in zip(own, tensors, strict=True)]
+            found = [_own(item, given) for item, given in zip(signature.inputs, tensors, strict=True)]
             rerun = Rerun(again, Call(args, kwargs, leaves, structure), signature, found)
             with rerun.ready(is_exact=is_exact):
                 yield rerun
@@ -288,6 +282,12 @@ def is_passed(item: Input, tensor: torch.Tensor) -> bool:
     # A tensor of the tracer's has neither history nor gradient: a program that asks for either has to get its own.
     is_only = isinstance(item.source, Argument) and not item.source.also
     return is_only and tensor.grad_fn is None and not _has_grad(tensor)
+
+
+def _own(item: Input, given: torch.Tensor) -> Any:
+    """What the program finds where an input of its state is now; `given` for others, and where nothing is there any more."""
+    found = item.source.place.anew().read_or(None) if isinstance(item.source, State) else None
+    return found if isinstance(found, torch.Tensor) else given
 
 
 def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:

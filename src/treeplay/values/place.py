@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class How(Enum):
@@ -39,6 +39,12 @@ class Place:
 
     def __str__(self) -> str:
         return self.label
+
+
+class NthKey(NamedTuple):
+    """A key of a dictionary that is an object, by its position."""
+
+    position: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,16 +72,24 @@ class Binding:
 
     @property
     def trail(self) -> Trail | None:
-        """The way here from the root, which tells the same place in another survey and keeps nothing alive; None where keys on
-        it are objects."""
+        """The way here from the root, which tells the same place in another survey and keeps nothing alive; None where
+        something on it is named by an object. A key that is one, as a parameter in the state of an optimizer, goes by its
+        position."""
         keys: list[tuple[How, Any]] = []
         step = self
         while step.parent is not None:
-            if not _is_plain(step.key):
+            key = step.key if _is_plain(step.key) else step._position()
+            if key is None and step.key is not None:
                 return None
-            keys.append((step.how, step.key))
+            keys.append((step.how, key))
             step = step.parent
         return step.label, *keys
+
+    def _position(self) -> NthKey | None:
+        """Which of a dictionary's keys this one is."""
+        if self.how is not How.ITEM or not isinstance(self.holder, dict):
+            return None
+        return next((NthKey(at) for at, key in enumerate(dict.keys(self.holder)) if key is self.key), None)
 
     def _entry(self) -> tuple[How, int, Any]:
         # Keys by their values only where nobody can have redefined what is equal.

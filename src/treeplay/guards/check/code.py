@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CellType
 from typing import Any
@@ -115,7 +116,7 @@ def _empties(text: Writer, dependencies: Dependencies, words: Words | None) -> I
 def _entries(text: Writer, guard: Table) -> Iterator[str]:
     """A dictionary whose version keeps changing, by its guarded entries."""
     holder, recorded = text.constant(guard.holder), guard.recorded
-    if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
+    if guard.matters is not None or guard.may_grow or type(guard.holder) not in _DICTS:
         # A class's entries are chosen by name, and a subclass may do anything in `[]`.
         yield f"{text.constant(_SameEntries(guard, recorded))}()"
         return
@@ -271,6 +272,7 @@ def _all_are(text: Writer, found: str, recorded: list[Any]) -> str:
     return f"all(map({text.constant(operator.is_)}, {found}, {text.constant(recorded)}))"
 
 
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
 _order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")

@@ -9,6 +9,7 @@ tells whether the numbers can be inputs.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from treeplay.values.structure import as_written, paths
 
 _NEEDED = "the program needs its value while it runs"
 _TYPES = "the program calls `type`, which tells what stands for the number in a trace from a number"
+_ASSIGNED = (list, deque, dict, OrderedDict, defaultdict, Counter)
 _NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 
@@ -75,7 +77,7 @@ def stand_in_for_state(run: TracedRun, call: Call) -> list[Number]:
     alone = {place for place, _ in run.found.cells}
     for place, value in run.found.watched:
         # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
-        is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in (dict, list))
+        is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in _ASSIGNED)
         if may_be_input(value) and is_undone and place.trail in call.state and place.read_or(None) is value:
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
             place.write(run.tracer.add_scalar(numbers[-1].name, value))

@@ -137,7 +137,12 @@ class SurveyedFunctions:
 
 
 def _function_of(entry: Any) -> FunctionType | None:
-    """The user's function behind an entry of a class: a method, a property, a static or a jitted method."""
+    """The user's function behind an entry of a class: a method, a property, a static or a jitted method, or what decorators
+    made of one."""
     for name in ("__func__", "fget", "func", "__wrapped__"):
         entry = getattr(entry, name, None) or entry
-    return entry if is_a(entry, FunctionType) and is_own(entry.__code__.co_filename) else None
+    while entry is not None:
+        if is_a(entry, FunctionType) and is_own(entry.__code__.co_filename):
+            return entry  # type: ignore[no-any-return]
+        entry = getattr(entry, "__wrapped__", None)
+    return None

@@ -80,12 +80,16 @@ class SurveyedObjects:
         walk.found.optimizers.append(optimizer)
         walk.found.objects[id(optimizer)] = place
         walk.keep(table, place)
+        is_users = is_users_class(type(optimizer))
         for name in ("state", "param_groups"):
-            walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), NEVER)
-        if is_users_class(type(optimizer)):
+            # Torch's own count in tensors.
+            needed = frozenset({name}) if is_users and name == "state" else NEVER
+            walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
+        if is_users:
             own = [name for name in table if name[:1] != "_" and name not in ("defaults", "state", "param_groups")]
             for name in own:
                 walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
+            self._of_class(optimizer, place)
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             for hook in table.get(name, {}).values():
                 walk.enter(hook, root(hook, f"a hook of {place}"), needs)

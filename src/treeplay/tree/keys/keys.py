@@ -109,9 +109,10 @@ class Keys:
         return True
 
     def fix_numbers(self, entry: Entry, call: Call, needed: Collection[Trail] = ()) -> None:
-        """Have numbers that were inputs be none from now on: those of the state that are `needed`, or all, of which those among
-        the arguments are part of the key again."""
-        self.state.fix(needed)
+        """Have numbers that were inputs be none from now on: those of the state that are `needed`. Where that is not known,
+        those among the arguments, which are part of the key again; all of the state if there are none."""
+        if needed or not call.numbers:
+            self.state.fix(needed)
         if not needed:
             self._numbers.fix(call)
             self._forget([key for key, at in self._table.items() if at is entry])

@@ -20,7 +20,7 @@ from treeplay.values.place import Trail
 from treeplay.values.same import is_same
 from treeplay.values.signature import may_be_input
 
-_MOST = 64  # of one program: what has more is a table of numbers
+_MOST = 1024  # of one program, in which an optimizer may count for each parameter: what has more is a table of numbers
 
 
 class StateNumbers:

@@ -148,13 +148,17 @@ class Lane:
 
     def _close_what_is_done(self) -> None:
         with self.lock:
-            waiting = self._closing
-            self._closing = []
-            for begun, space in waiting:
-                event = begun or self._event()
-                # Whatever is not done waits in the new list for the next time that anybody asks.
-                if event is None or not self._is_done(event) or not space.close():
-                    self._closing.append((event, space))
+            waiting, self._closing = self._closing, []
+            try:
+                while waiting:
+                    begun, space = waiting[0]
+                    event = begun or self._event()
+                    # Whatever is not done waits in the new list for the next time that anybody asks.
+                    if event is None or not self._is_done(event) or not space.close():
+                        self._closing.append((event, space))
+                    del waiting[0]
+            finally:
+                self._closing += waiting  # after an exception: what raised, and what it kept from being asked
 
     def _is_done(self, event: torch.cuda.Event) -> bool:
         with driver.relaxed():

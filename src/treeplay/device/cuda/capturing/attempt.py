@@ -19,7 +19,7 @@ from treeplay.device.cuda.memory.space import AddressSpace
 from treeplay.device.cuda.nodes.reading import Shapes, read_nodes
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
-from treeplay.sandbox.generators import moving
+from treeplay.observe.rng import moving
 from treeplay.torch_seam.allocator import Pool
 from treeplay.values.nodes import CaptureNotes, Placed
 from treeplay.values.spec import TensorSpec

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ctypes import addressof
 from functools import cache
 
@@ -49,14 +49,18 @@ class AddressSpace:
         memory = -(-torch.cuda.get_device_properties(index).total_memory // unit) * unit
         self._room = 2 * memory
         self._nbytes = self._room + memory
-        self._filler = scratch.filler()
-        self.start = mapping.reserve(self._nbytes, _somewhere(unit))
+        with ExitStack() as undone:  # what is taken here goes back if anything after it raises
+            self._filler = scratch.filler()
+            undone.callback(scratch.give_back_filler)
+            self.start = mapping.reserve(self._nbytes, _somewhere(unit))
+            undone.callback(mapping.release_addresses, self.start, self._nbytes)
+            take, give_back = (address_in(library, name) for name in ("take", "give_back"))
+            self.pool = AddressPool(index, take, give_back)
+            undone.pop_all()
         self._mapped = self.start  # up to here
         self._decoys = self.start + self._nbytes  # from here on
         self._access = mapping.access_to(index)
         self._share: Share | None = None
-        take, give_back = (address_in(library, name) for name in ("take", "give_back"))
-        self.pool = AddressPool(index, take, give_back)
         self._is_open = True
 
     @contextmanager

@@ -21,7 +21,7 @@ class Driver:
         for name in names:
             monkeypatch.setattr(mapping, name, self._note(name, fails))
         monkeypatch.setattr(mapping, "granularity", lambda index: 2 << 20)
-        monkeypatch.setattr(mapping, "is_available", lambda: True)
+        monkeypatch.setattr(space, "maps_memory", lambda: True)
         monkeypatch.setattr(space.allocator, "has_pools_of_ours", lambda: True)
         monkeypatch.setattr(native, "functions", lambda: object())
 

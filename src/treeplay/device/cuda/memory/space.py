@@ -25,7 +25,7 @@ from treeplay.device.cuda.memory import mapping, native
 from treeplay.device.cuda.memory.pages import Run, Span, pieces_of, plan_pages
 from treeplay.device.cuda.memory.pool import AddressPool
 from treeplay.device.cuda.memory.scratch import FILLER_PAGES, Scratch, Share
-from treeplay.device.cuda.nodes.calls import function_address
+from treeplay.device.cuda.nodes.calls import function_address, maps_memory
 from treeplay.errors import InternalError
 from treeplay.observe.events import log_event
 from treeplay.torch_seam import allocator
@@ -71,8 +71,8 @@ class AddressSpace:
             self._mapped,
             self.start + self._room,
             *(word for pages in FILLER_PAGES for word in (pages * self._unit, self._filler[pages])),
-            mapping.address_of_function("cuMemMap"),
-            mapping.address_of_function("cuMemSetAccess"),
+            function_address("cuMemMap"),
+            function_address("cuMemSetAccess"),
             addressof(self._access),
             function_address("cuThreadExchangeStreamCaptureMode"),
             _chance.getrandbits(32),
@@ -188,7 +188,7 @@ def _somewhere(unit: int) -> int:
 @cache
 def can_be_made(index: int) -> bool:
     """Whether a device has address spaces: it and its driver map memory, and there is a C compiler."""
-    if not mapping.is_available() or not allocator.has_pools_of_ours() or native.functions() is None:
+    if not maps_memory() or not allocator.has_pools_of_ours() or native.functions() is None:
         return False
     try:
         mapping.try_out(index)

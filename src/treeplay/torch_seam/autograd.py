@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
 
+from treeplay.errors import UsageError
 from treeplay.torch_seam.patched import Shared, all_wanted
 
 saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -182,6 +183,27 @@ def call_backward(node: Any) -> None:
     """Call the backward of a custom function alone, with gradients of zeros. It was called while `histories_given` lasted."""
     results = node.metadata[_RESULTS]
     node.apply(*(None if of is None else torch.zeros(of[0], dtype=of[1], device=of[2]) for of in results))
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    """What a call gives, as something that depends on other tensors and that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], Any], message: str, *origins: torch.Tensor) -> Any:
+        ctx.message = message
+        return call()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise UsageError(ctx.message)
+
+
+def first_order_only(call: Callable[[], Any], message: str, origins: Iterable[torch.Tensor]) -> Any:
+    """What `call` gives: gradients that must not pass for constants. Every way back from them to `origins`, or to anything,
+    ends in a `UsageError` with this message."""
+    # One origin more, so that they have a history also where none of the others needs a gradient.
+    anchor = torch.empty(0, requires_grad=True)
+    return _FirstOrderOnly.apply(call, message, anchor, *origins)  # type: ignore[no-untyped-call]
 
 
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:

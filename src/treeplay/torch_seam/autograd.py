@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,18 +52,20 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def history(nodes: Iterable[Any]) -> Iterator[Any]:
+    """These nodes of autograd's graph and all that they lead to, each once. A leaf's accumulator has it as its `variable`."""
+    waiting, seen = [*nodes], {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions)
+
+
 def is_used_up(node: Any) -> bool:
     """Whether a backward has freed what a graph kept, at an autograd node or at one that it leads to."""
-    waiting, seen = [node], set()
-    while waiting:
-        current = waiting.pop()
-        if current is None or current in seen:
-            continue
-        seen.add(current)
-        if _is_freed(current):
-            return True
-        waiting.extend(following for following, _ in current.next_functions)
-    return False
+    return any(map(_is_freed, history([node])))
 
 
 def _is_freed(node: Any) -> bool:

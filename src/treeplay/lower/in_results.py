@@ -20,7 +20,7 @@ import torch.fx
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
-from treeplay.lower.aten.ops import COPIES, EMPTY, fill_value, needs_only_memory, out_form, returns_count
+from treeplay.lower.aten.ops import EMPTY, filling, needs_only_memory, returns_count
 from treeplay.lower.aten.storage import Storage, survey_storages
 from treeplay.lower.lifetimes import LEAST_BYTES
 from treeplay.torch_seam.operators import OpOverload
@@ -122,14 +122,7 @@ class _Places:
 
 def write_into(memory: torch.Tensor, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Have an operator that `needs_only_memory` write its result there."""
-    value = fill_value(op, args)
-    if op in EMPTY:
-        return memory
-    if op in COPIES:
-        return memory.copy_(args[0])
-    if value is not None:
-        return memory.fill_(value)
-    form = out_form(op)
-    assert form is not None
-    result: torch.Tensor = form.op(*args, *form.more, **kwargs, **{form.outs[0]: memory})
-    return result
+    call = filling(op, args, memory)
+    if call is not None:
+        call.op(*call.args, **({**kwargs, call.outs[0]: memory} if call.outs else {}))
+    return memory

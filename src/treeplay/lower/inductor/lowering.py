@@ -17,6 +17,7 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_module
+from treeplay.lower.aten.uses import keeps_for_backward
 from treeplay.lower.births import ToldArtifact
 from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.inductor.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
@@ -26,7 +27,6 @@ from treeplay.lower.inductor.written_out import WRITTEN_OUT
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.numbers_together import numbers_together
-from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.torch_seam.traced_apart import traced_in_this_thread
 from treeplay.values.spec import TensorSpec
 
@@ -137,8 +137,7 @@ def _check_keeping(graph: torch.fx.Graph) -> None:
     """Raise for a recurrent layer that is trained on the CPU: compiled code calls it with gradients off, and then its
     operator does not keep what its backward needs."""
     for node in graph.nodes:
-        kept = KEEPS_FOR_BACKWARD.get(node.target)
-        if kept is not None and any(part.args[1] == kept for part in node.users):
+        if keeps_for_backward(node):
             raise LoweringError(f"{node.target} keeps what its backward needs only while gradients are on")
 
 

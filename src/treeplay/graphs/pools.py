@@ -6,10 +6,9 @@ import itertools
 import weakref
 from typing import Any
 
-import torch
-
 from treeplay.device.host.tape import HostTape
 from treeplay.errors import ArgumentTypeError
+from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
 
 _numbers = itertools.count(1)
@@ -17,10 +16,7 @@ _numbers = itertools.count(1)
 
 def new_pool() -> Pool:
     """A token that no other call gives. torch's own where it has them, so that `torch.cuda` takes it too."""
-    if torch.backends.cuda.is_built():
-        first, second = torch.cuda.graph_pool_handle()
-        return int(first), int(second)
-    return 0, next(_numbers)
+    return allocator.new_pool() if allocator.is_built() else (0, next(_numbers))
 
 
 def checked_pool(pool: Any) -> Pool | None:

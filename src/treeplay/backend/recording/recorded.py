@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.fx
 
 from treeplay.backend.account import Account
@@ -16,6 +15,7 @@ from treeplay.backend.autograd.keeping import Keeping
 from treeplay.backend.recording.compiled_graph import CompiledGraph
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.device.protocol import Device
+from treeplay.device.registry import device_for
 from treeplay.lower.births import ToldArtifact
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.torch_seam.schemas import is_random
@@ -34,7 +34,7 @@ def recorded(
     devices = {use.device for use in report.facts.devices if use.device.type == "cuda"}
     if not devices:
         return run
-    return recorded_on(_gpu(devices.pop()), run, module, roles, report)
+    return recorded_on(device_for(devices.pop()), run, module, roles, report)
 
 
 def recorded_on(
@@ -81,10 +81,3 @@ def _draws(node: torch.fx.Node) -> bool:
     if isinstance(target, OpOverload):
         return is_random(target)
     return isinstance(target, HigherOrderOperator)
-
-
-def _gpu(device: torch.device) -> Device:
-    from treeplay.device.cuda.device import CudaDevice
-
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return CudaDevice(torch.device("cuda", index))

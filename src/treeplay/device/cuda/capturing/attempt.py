@@ -20,6 +20,7 @@ from treeplay.device.cuda.nodes.reading import Shapes, read_nodes
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.observe.rng import moving
+from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
 from treeplay.values.nodes import CaptureNotes, Placed
 from treeplay.values.spec import TensorSpec
@@ -122,7 +123,7 @@ def _pool(lane: Lane, space: AddressSpace | None, *, is_apart: bool) -> tuple[Po
     """Where a capture allocates, and how to leave that."""
     if space is not None:
         return space.pool.token, partial(lane.close, space)
-    return (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
+    return (allocator.new_pool(), _nothing) if is_apart else (lane.enter(), lane.leave)
 
 
 def _nothing() -> None:

@@ -30,6 +30,7 @@ from treeplay.lower.inductor.late import compute_once, is_in_place_list, reads_e
 from treeplay.lower.masked import fill_masked
 from treeplay.torch_seam.fx import base_of, is_view
 from treeplay.torch_seam.operators import HigherOrderOperator
+from treeplay.torch_seam.tensors import storage_of
 
 aten = torch.ops.aten
 
@@ -288,4 +289,4 @@ def _results(graph: torch.fx.Graph) -> Any:
 
 def _storage(node: Any) -> int | None:
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+    return storage_of(value) if isinstance(value, torch.Tensor) else None

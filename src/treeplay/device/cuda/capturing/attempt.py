@@ -22,6 +22,7 @@ from treeplay.errors import CaptureFailed
 from treeplay.observe.rng import moving
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.nodes import CaptureNotes, Placed
 from treeplay.values.spec import TensorSpec
 
@@ -184,7 +185,7 @@ class SparedGenerator:
 
 def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:
     """The outputs that have a storage of their own, no larger than they are, and begin where it begins."""
-    storages = [output.untyped_storage()._cdata for output in outputs]
+    storages = [storage_of(output) for output in outputs]
     return [
         index
         for index, output in enumerate(outputs)

@@ -28,7 +28,7 @@ from treeplay.wrap.aot.calls.surroundings import refuse_compiled_autograd, run_i
 from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers, take_one_list
 from treeplay.wrap.aot.emit.load import load_call
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
-from treeplay.wrap.aot.plan.inner import inner_values_last
+from treeplay.wrap.aot.plan.memory import inner_values_last
 from treeplay.wrap.aot.plan.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.tracing.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.tracing.writes_inside import write_inside, writes_of_forward

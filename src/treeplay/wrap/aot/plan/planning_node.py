@@ -15,10 +15,9 @@ from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
 from treeplay.wrap.aot.calls.partial import groups_of
 from treeplay.wrap.aot.calls.random_states import generator_inputs
-from treeplay.wrap.aot.plan.elsewhere import seen_elsewhere
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
-from treeplay.wrap.aot.plan.fresh import fresh_values
 from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
+from treeplay.wrap.aot.plan.memory import fresh_values, seen_elsewhere
 from treeplay.wrap.aot.plan.subclasses import Wrapper, places, tangent_wrappers, width
 from treeplay.wrap.aot.tracing.findings import refusal
 from treeplay.wrap.aot.tracing.stashed import IS_STASHED

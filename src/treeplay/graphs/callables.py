@@ -17,10 +17,11 @@ import torch
 from treeplay.device.turns import turns
 from treeplay.errors import CaptureFailed, TreeplayError, UsageError
 from treeplay.graphs.body import Body, CallableModes
+from treeplay.graphs.buffers import Claims, claim, own_copy
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
 from treeplay.graphs.order import order_of
 from treeplay.graphs.original import KeyState, Original
-from treeplay.graphs.pools import checked_pool
+from treeplay.graphs.pools import checked_pool, graph_pool_handle
 from treeplay.graphs.preflight import (
     Request,
     check_autocast,
@@ -30,11 +31,9 @@ from treeplay.graphs.preflight import (
     common_device,
     take_requests,
 )
-from treeplay.graphs.queries import graph_pool_handle
 from treeplay.graphs.record import EagerBody, Manner, record_all
 from treeplay.graphs.recorded import GradientsGiven, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
-from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
 from treeplay.graphs.wrapped import GraphedCallable, OnMismatch, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary

@@ -18,8 +18,7 @@ import torch
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.graphs.body import Body, BodyRun, sequence_number_for
 from treeplay.graphs.buffers import Buffers
-from treeplay.graphs.context import graph
-from treeplay.graphs.graph import Graph
+from treeplay.graphs.graph import Graph, graph
 from treeplay.graphs.inputs import OutsideMemory
 from treeplay.graphs.order import Kept, PoolOrder
 from treeplay.graphs.recorded import Backward, Forward, GradientsGiven, Outputs, RecordedBody

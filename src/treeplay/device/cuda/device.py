@@ -34,7 +34,7 @@ class CudaDevice:
             recording,
             recording.facts,
             recording.free,
-            recording.tell,
+            recording.subscribe,
             recording.plain_calls,
             recording.forget_results,
         )

@@ -55,8 +55,8 @@ class Compilers:
     that come to the backward of a backward are nobody else's.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one. One that has a method
-    `tell(listener)` tells, whenever that changes, what does the same with nothing in between: see `follow`. A backward with a
-    method `in_block(layout, first)` gives what takes the block of a forward where the values that lie there would begin.
+    `subscribe(listener)` tells it, whenever that changes, what does the same with nothing in between: see `follow`. A backward
+    with a method `in_block(layout, first)` gives what takes the block of a forward where the values that lie there would begin.
     `direct`: how the call function is called; without it, with one list that it empties, and it returns a list.
     """
 
@@ -76,7 +76,7 @@ class Compilers:
 
 def follow(run: Any, owner: Any, rebind: Callable[[Any, Boxed], None]) -> None:
     """Have `rebind(owner, now)` called whenever `now` is to be called in place of `run`. It keeps no owner alive."""
-    if (tell := getattr(run, "tell", None)) is None:
+    if (subscribe := getattr(run, "subscribe", None)) is None:
         return
     owner_of = weakref.ref(owner)
 
@@ -85,7 +85,7 @@ def follow(run: Any, owner: Any, rebind: Callable[[Any, Boxed], None]) -> None:
         if owner is not None:
             rebind(owner, now)
 
-    tell(told)
+    subscribe(told)
 
 
 def take_one_list(run: Callable[..., Any]) -> Boxed:

@@ -12,8 +12,8 @@ import torch
 
 from treeplay.backend.copies import copy_of
 from treeplay.observe import counters
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import InputFacts, Role
-from treeplay.wrap.aot.compilers import Boxed
 
 ALIGNMENT_BYTES = 16
 

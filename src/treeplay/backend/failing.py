@@ -22,8 +22,8 @@ from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, called, to_keep
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.signature.prune import TORCHS_OWN
+from treeplay.values.boxed import Boxed
 from treeplay.values.failing import ToKeep
-from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.take_back import TakeBack
 
 

@@ -23,8 +23,8 @@ from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import flags
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.operators import HigherOrderOperator
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Direction
-from treeplay.wrap.aot.compilers import Boxed
 
 _NOT_CALLS = ("placeholder", "get_attr", "output")
 

@@ -41,11 +41,12 @@ from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam import dynamo, partition
 from treeplay.torch_seam.modes import without_function_modes
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Direction, GraphFacts, Role
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import Compilers
-from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed
+from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE
 
 
 def plain_compilers(drawing: Options | None = None) -> Compilers:

@@ -17,7 +17,7 @@ import torch
 from treeplay.backend.account import Account
 from treeplay.observe.rng import keep_rng
 from treeplay.trace.signature.returned import is_plain, whole
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.values.boxed import Boxed
 
 _RUNS = 3  # after one that warms up
 

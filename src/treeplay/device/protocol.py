@@ -12,11 +12,11 @@ import torch
 
 from treeplay.codegen import Writer
 from treeplay.values.block import OutputBlock
+from treeplay.values.boxed import Boxed
 from treeplay.values.launch import LaunchFacts
 
 Capturable = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 class InBlock(tuple[torch.Tensor, ...]):

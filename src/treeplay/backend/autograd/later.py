@@ -21,9 +21,9 @@ from treeplay.errors import InternalError
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import internal
 from treeplay.torch_seam import flags
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Role
 from treeplay.values.signature import Input
-from treeplay.wrap.aot.compilers import Boxed
 
 
 def wrap_for_later(

@@ -19,8 +19,8 @@ from treeplay.device.registry import device_for
 from treeplay.lower.births import ToldArtifact
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.torch_seam.schemas import is_random
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Role
-from treeplay.wrap.aot.compilers import Boxed
 
 
 def recorded(

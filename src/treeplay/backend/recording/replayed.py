@@ -30,9 +30,9 @@ from treeplay.locks import shared_lock
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.values.block import SavedLayout
+from treeplay.values.boxed import Boxed
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
-from treeplay.wrap.aot.compilers import Boxed
 
 _MOST_LOOKS = 3
 _OTHER = "other numbers than those recorded"

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from treeplay.values.boxed import Boxed as Boxed
+
 AliasCheck = Literal["warn", "raise", "off"]
-Boxed = Callable[[list[Any]], Sequence[Any]]
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
 
 ARGUMENT = "treeplay_argument"

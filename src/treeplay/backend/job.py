@@ -34,7 +34,7 @@ from treeplay.backend.recording.recorded import draws_random_numbers, recorded
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.backend.recording.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
-from treeplay.backend.timed import timed
+from treeplay.backend.timed import timed_at_first
 from treeplay.errors import InternalError, TreeplayError
 from treeplay.observe import counters
 from treeplay.observe.internal import tell_internal
@@ -272,7 +272,7 @@ class Job:
                     self.launches[account.direction] = run
         finally:
             note(account)
-        return timed(run, compiled, account) if account.is_explained else run
+        return timed_at_first(run, compiled, account) if account.is_explained else run
 
     def _facts(
         self, module: torch.fx.GraphModule, inputs: Sequence[Any], roles: tuple[Role, ...], direction: Direction

@@ -22,7 +22,7 @@ from treeplay.values.boxed import Boxed
 _RUNS = 3  # after one that warms up
 
 
-def timed(call: Boxed, run: Boxed, account: Account) -> Boxed:
+def timed_at_first(call: Boxed, run: Boxed, account: Account) -> Boxed:
     """`call`, which in its first call notes in `account` how long `run`, the graph as it is compiled, takes."""
 
     def first(args: list[Any]) -> Sequence[Any]:

@@ -108,9 +108,9 @@ def make_graphed_callables(
 
 
 def _make(requests: Sequence[Request], device: torch.device, options: CallableOptions) -> list[Any]:
-    ambience = CallableModes.now(device)
-    with torch.inference_mode(False), torch.set_grad_enabled(ambience.has_gradients):
-        originals = [_original(request, ambience) for request in requests]
+    modes = CallableModes.now(device)
+    with torch.inference_mode(False), torch.set_grad_enabled(modes.has_gradients):
+        originals = [_original(request, modes) for request in requests]
         claims = Claims(tensor for original in originals for tensor in original.roster.tensors)
         bodies = [
             _body(request, original, claims, options) for request, original in zip(requests, originals, strict=True)
@@ -122,7 +122,7 @@ def _make(requests: Sequence[Request], device: torch.device, options: CallableOp
     return [_commit(request, item) for request, item in zip(requests, graphed, strict=True)]
 
 
-def _original(request: Request, ambience: CallableModes) -> Original:
+def _original(request: Request, modes: CallableModes) -> Original:
     module, modules = request.module, request.modules
     # The graphed callable becomes an attribute of the module, so it must not keep it.
     seen: list[Any] = [weakref.proxy(part) if part is module else part for part in modules]
@@ -132,7 +132,7 @@ def _original(request: Request, ambience: CallableModes) -> Original:
         module_of=weakref.ref(module) if module is not None else None,
         roster=Roster(seen),
         is_training=[part.training for part in modules],
-        ambience=ambience,
+        modes=modes,
     )
 
 
@@ -164,7 +164,7 @@ def _body_over(
         paths=tuple(item.path for item in contract.expected),
         parameters=tuple(module.named_parameters()) if module is not None else (),
         roster=original.roster,
-        ambience=original.ambience,
+        modes=original.modes,
         allow_unused=options.allow_unused,
     )
 
@@ -226,11 +226,11 @@ def _graphed(original: Original, options: CallableOptions) -> GraphedCallable:
     def record(args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any], *, may_fail: bool) -> KeyState:
         contract = Contract.of(args, keywords)
         samples = [*flatten(args)[0], *keywords.tensors]
-        with torch.inference_mode(False), torch.set_grad_enabled(original.ambience.has_gradients):
+        with torch.inference_mode(False), torch.set_grad_enabled(original.modes.has_gradients):
             inputs = [own_copy(sample) for sample in samples]
             body = _body_over(original, inputs, contract, args, kwargs, options)
             try:
-                return _record([body], [(keywords, contract)], original.ambience.device, options)[0]
+                return _record([body], [(keywords, contract)], original.modes.device, options)[0]
             except CaptureFailed as error:
                 if not may_fail:
                     raise

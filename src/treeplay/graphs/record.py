@@ -78,7 +78,7 @@ def _finish_all(taken: list[PendingBody | EagerBody], manner: Manner) -> list[Re
 
 
 def _take_forward(body: Body, manner: Manner) -> PendingBody | EagerBody:
-    since = sequence_number_for(body.ambience)
+    since = sequence_number_for(body.modes)
     before = [item._version for item in body.inputs]
     inputs = OutsideMemory()
     graph, ran = capture(manner, lambda: body.run(since), inputs)

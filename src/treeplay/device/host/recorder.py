@@ -25,7 +25,7 @@ from treeplay.device.host.tape import HostTape
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.dynamo import dynamo_off
-from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
+from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, is_innermost_mode, native_layers
 from treeplay.torch_seam.schemas import (
     EMPTY,
     aten,
@@ -118,7 +118,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a tensor subclass takes it apart first; a parameter has nothing to take apart
-        with functions_unwatched():
+        with DisableTorchFunction():
             return self._run(func, args, kwargs or {})
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

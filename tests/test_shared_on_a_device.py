@@ -34,7 +34,7 @@ def shared():
     return {
         "context": torch.cuda.is_initialized(),
         "threads": threading.active_count() - 1,
-        "pools": [at for at, lane in lanes._lanes.items() if lane.scratch.nbytes or lane._token is not None] if lanes else [],
+        "pools": [at for at, lane in lanes._lanes.items() if lane.scratch.nbytes or lane._pool is not None] if lanes else [],
         "workspaces": len(spare.workspaces._spare) if spare else 0,
     }
 

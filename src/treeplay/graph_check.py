@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 import torch.fx
 
 from treeplay.errors import InternalError
@@ -25,6 +27,15 @@ def add_placeholder(graph: torch.fx.Graph, name: str) -> torch.fx.Node:
     node = graph.placeholder(name)
     node.target = node.name
     return node
+
+
+def add_like(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...], like: torch.fx.Node) -> torch.fx.Node:
+    """A call that gives a value like that of another node, in memory of its own: of one storage, the two would count as one
+    memory."""
+    made = graph.call_function(target, args)
+    made.meta.update(like.meta)
+    made.meta["val"] = torch.empty_like(like.meta["val"])
+    return made
 
 
 def check_graph(graph: torch.fx.Graph, after: str) -> None:

@@ -40,7 +40,7 @@ class Caller:
 
     def __init__(self, replayed: Replayed) -> None:
         self.run: Any = replayed
-        replayed.tell(lambda now: setattr(self, "run", now))
+        replayed.subscribe(lambda now: setattr(self, "run", now))
 
     def check(self, args: list[Any]) -> list[Any]:
         expected, taken = body(list(args)), list(args)

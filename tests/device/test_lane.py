@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import treeplay
+from treeplay.device.cuda import lane as lane_module
 from treeplay.device.cuda.lane import Lane, union_bytes
 from treeplay.device.use import Use
 from treeplay.values.nodes import Allocation
@@ -131,3 +134,35 @@ def test_making_room_lets_all_go_once(lane: Lane) -> None:
 def test_a_recording_that_has_died_is_forgotten(lane: Lane) -> None:
     lane.hold(Held(1, 7))
     assert lane.held_bytes() == 0
+
+
+class Addresses:
+    """An owner of addresses whose first `close` raises, if it is to."""
+
+    def __init__(self, name: str, closed: list[str], *, fails: bool = False) -> None:
+        self.name, self.closed, self.fails = name, closed, fails
+
+    def close(self) -> bool:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("an error of the device")
+        self.closed.append(self.name)
+        return True
+
+
+def test_addresses_that_an_error_kept_from_being_closed_are_closed_later(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    event = SimpleNamespace(query=lambda: False, synchronize=lambda: None)
+    monkeypatch.setattr(lane_module.driver, "relaxed", nullcontext)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    for space in (Addresses("first", closed), Addresses("second", closed, fails=True), Addresses("third", closed)):
+        lane.close(space)
+    event.query = lambda: True
+    with pytest.raises(RuntimeError, match="of the device"):
+        lane.address_space()
+    monkeypatch.setattr(lane_module, "can_be_made", lambda index: False)
+    lane.address_space()
+    lane.address_space()
+    assert sorted(closed) == ["first", "second", "third"]

@@ -85,7 +85,7 @@ def made(
     monkeypatch.setattr(recording, "is_capturing", lambda: False)
     told: list[Replay] = []
     one = CudaRecording(Work("work", run, lambda tensors: (), has_run=has_run), Lane(room))  # type: ignore[arg-type]
-    one.tell(lambda replay, is_boxed: told.append(replay))
+    one.subscribe(lambda replay, is_boxed: told.append(replay))
     return one, log, told
 
 

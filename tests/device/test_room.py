@@ -35,7 +35,7 @@ class Program:
         self.work = Work("times", lambda tensors, numbers: self.body(tensors), self.body)
         self.recorded: Recorded = gpu.record(self.work)
         self.run = self.recorded.replay
-        self.recorded.tell(lambda replay, is_boxed: setattr(self, "run", replay))
+        self.recorded.subscribe(lambda replay, is_boxed: setattr(self, "run", replay))
 
     def body(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return (tensors[0] * self.factor - 1,)

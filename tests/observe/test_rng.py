@@ -3,7 +3,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.errors import TreeplayError
-from treeplay.observe import TransformError, keep_rng, read_rng, write_rng
+from treeplay.observe import TransformError, keep_rng, read_rng, rng, write_rng
 
 
 def test_O22_draws_inside_leave_no_trace():
@@ -76,6 +76,29 @@ def test_O22_a_state_can_be_kept_and_put_back_later():
     first = torch.rand(3)
     write_rng(state)
     assert torch.equal(torch.rand(3), first)
+
+
+def test_O22_no_state_is_read_or_set_while_another_thread_has_swapped_it(monkeypatch):
+    class Watched:
+        def __init__(self, name):
+            self.name = name
+
+        def get_state(self):
+            return self.moved("read")
+
+        def set_state(self, state):
+            self.moved("set")
+
+        def moved(self, how):
+            assert rng.moving._is_owned()
+            record.append(f"{self.name} {how}")
+
+    record = []
+    monkeypatch.setattr(rng, "default_generators", lambda: (Watched("cpu"), Watched("cuda")))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with keep_rng():
+        pass
+    assert record == ["cpu read", "cuda read", "cpu set", "cuda set"]
 
 
 @pytest.mark.gpu

@@ -135,7 +135,7 @@ class TapedGpu:
 
     def record(self, work: Work) -> Recorded:
         one = CudaRecording(work, self.lane)
-        return Recorded(one, one.facts, one.free, one.tell, one.plain_calls)
+        return Recorded(one, one.facts, one.free, one.subscribe, one.plain_calls)
 
     def rehearse(self, body: Any, tensors: Sequence[torch.Tensor]) -> None:
         record_tape(body, tensors)

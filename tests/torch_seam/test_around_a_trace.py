@@ -172,7 +172,7 @@ def test_torch_functions_are_unwatched_in_a_block() -> None:
 
     with Listener():
         torch.ones(1)
-        with modes.functions_unwatched():
+        with modes.DisableTorchFunction():
             torch.ones(1) + 1
     assert len(heard) == 1
 

@@ -19,7 +19,7 @@ def test_function_modes_look_away() -> None:
 
     x = torch.ones(2)
     with Watch():
-        with modes.functions_unwatched():
+        with modes.DisableTorchFunction():
             x + 1
         assert seen == []
         x + 1

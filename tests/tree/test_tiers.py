@@ -152,7 +152,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.free()
 
         forget = lambda: log.append(f"{name} forgets")  # noqa: E731
-        return replace(made, replay=replay, free=free, tell=lambda _: None, forget_results=forget)
+        return replace(made, replay=replay, free=free, subscribe=lambda _: None, forget_results=forget)
 
     monkeypatch.setattr(HostDevice, "record", noting)
     return log

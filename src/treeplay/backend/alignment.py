@@ -12,8 +12,8 @@ import torch
 
 from treeplay.observe import counters
 from treeplay.values import layout
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import InputFacts, Role
-from treeplay.wrap.aot.compilers import Boxed
 
 ALIGNMENT_BYTES = 16
 

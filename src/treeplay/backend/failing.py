@@ -20,9 +20,10 @@ from treeplay.backend.metadata import example_spec
 from treeplay.backend.options import Options
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, called, to_keep
 from treeplay.torch_seam.operators import HigherOrderOperator
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.signature.prune import TORCHS_OWN
+from treeplay.values.boxed import Boxed
 from treeplay.values.failing import ToKeep
-from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.take_back import TakeBack
 
 
@@ -47,7 +48,7 @@ def _described(module: torch.fx.GraphModule) -> torch.fx.Graph:
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            node.meta["spec"], node.meta["storage"] = example_spec(value), value.untyped_storage()._cdata
+            node.meta["spec"], node.meta["storage"] = example_spec(value), storage_of(value)
     return graph
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.metadata import mode_of
+from treeplay.backend.metadata import fakes_of, mode_of, views_as_reshapes
 from treeplay.backend.options import Options
 from treeplay.backend.strides import check_symbolic_strides, noted_strides, visible_strides, with_strides
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
@@ -21,12 +20,11 @@ from treeplay.graph_check import check_module
 from treeplay.observe import counters, warn_once
 from treeplay.sandbox.boundary import users_own
 from treeplay.torch_seam import context as torch_context
-from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import flags
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.operators import HigherOrderOperator
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Direction
-from treeplay.wrap.aot.compilers import Boxed
 
 _NOT_CALLS = ("placeholder", "get_attr", "output")
 
@@ -117,11 +115,9 @@ def without_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 apart = module.graph.call_function(torch.ops.aten.detach.default, (node,))
             apart.meta = dict(node.meta)
             module.graph.output_node().replace_input_with(node, apart)
-    graphs = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-    for part, view in itertools.product(graphs, (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)):
-        for node in part.graph.find_nodes(op="call_function", target=view):
-            node.target = torch.ops.aten.reshape.default
-        part.recompile()
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            views_as_reshapes(part)
     return module
 
 
@@ -193,7 +189,7 @@ def _inductor(
     from treeplay.lower.inductor.layouts import check_layouts
 
     mode = mode_of(inputs)
-    fakes = [mode.from_tensor(value, static_shapes=True) if torch_fakes.is_real(value) else value for value in inputs]
+    fakes = fakes_of(mode, inputs)
     # Inductor rewrites what it is given, and others still ask the graph.
     spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     for node in spare.graph.find_nodes(op="call_function", target=torch.ops.aten._neg_view.default):

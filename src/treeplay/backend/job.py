@@ -34,18 +34,19 @@ from treeplay.backend.recording.recorded import draws_random_numbers, recorded
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.backend.recording.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
-from treeplay.backend.timed import timed
+from treeplay.backend.timed import timed_at_first
 from treeplay.errors import InternalError, TreeplayError
 from treeplay.observe import counters
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam import dynamo, partition
 from treeplay.torch_seam.modes import without_function_modes
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Direction, GraphFacts, Role
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import Compilers
-from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed
+from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE
 
 
 def plain_compilers(drawing: Options | None = None) -> Compilers:
@@ -271,7 +272,7 @@ class Job:
                     self.launches[account.direction] = run
         finally:
             note(account)
-        return timed(run, compiled, account) if account.is_explained else run
+        return timed_at_first(run, compiled, account) if account.is_explained else run
 
     def _facts(
         self, module: torch.fx.GraphModule, inputs: Sequence[Any], roles: tuple[Role, ...], direction: Direction

@@ -11,7 +11,7 @@ import torch.fx
 
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import trees as pytree
-from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
+from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.symbols import example_of
 from treeplay.values.spec import TensorSpec
 
@@ -22,7 +22,7 @@ def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMo
     The mode that the inputs are fakes of is used and returned, or else a new one that takes real tensors too."""
     mode = mode_of(inputs)
     with taking_real_tensors(mode), mode, torch.no_grad():
-        _Noting(module).run(*_fakes(mode, inputs))
+        _Noting(module).run(*fakes_of(mode, inputs))
     return mode
 
 
@@ -33,11 +33,16 @@ def refresh_layout(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     nodes = module.graph.find_nodes(op="placeholder")
     if all(_lie_alike(node.meta.get("val"), value) for node, value in zip(nodes, inputs, strict=True)):
         return
+    views_as_reshapes(module)
+    refresh(module, inputs)
+
+
+def views_as_reshapes(module: torch.fx.GraphModule) -> None:
+    """Write the views of a functional graph, to which nothing writes, as reshapes."""
     for target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
         for node in module.graph.find_nodes(op="call_function", target=target):
             node.target = torch.ops.aten.reshape.default
     module.recompile()
-    refresh(module, inputs)
 
 
 def _lie_alike(one: Any, other: Any) -> bool:
@@ -55,7 +60,7 @@ def values_of(
     mode = mode_of(inputs)
     collecting = _Collecting(module, frozenset(nodes))
     with taking_real_tensors(mode), mode, torch.no_grad():
-        collecting.run(*_fakes(mode, inputs))
+        collecting.run(*fakes_of(mode, inputs))
     return collecting.found
 
 
@@ -75,10 +80,11 @@ def taking_real_tensors(mode: FakeTensorMode) -> Iterator[None]:
         mode.allow_non_fake_inputs = before
 
 
-def _fakes(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
+def fakes_of(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, those with data as fakes."""
+
     def fake(value: Any) -> Any:
-        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-        return mode.from_tensor(value, static_shapes=True) if is_real else value
+        return mode.from_tensor(value, static_shapes=True) if torch_fakes.is_real(value) else value
 
     fakes: list[Any] = pytree.tree_map(fake, list(inputs))
     return fakes

@@ -12,7 +12,7 @@ import torch.fx
 from treeplay.errors import LoweringError
 from treeplay.torch_seam import symbols
 from treeplay.torch_seam.tensors import strided_copy
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.values.boxed import Boxed
 
 Strides = tuple[int, ...] | None
 

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from treeplay.backend.account import Account
+from treeplay.observe.rng import keep_rng
 from treeplay.trace.signature.returned import is_plain, whole
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.values.boxed import Boxed
 
 _RUNS = 3  # after one that warms up
 
 
-def timed(call: Boxed, run: Boxed, account: Account) -> Boxed:
+def timed_at_first(call: Boxed, run: Boxed, account: Account) -> Boxed:
     """`call`, which in its first call notes in `account` how long `run`, the graph as it is compiled, takes."""
 
     def first(args: list[Any]) -> Sequence[Any]:
@@ -39,7 +40,7 @@ def _can_be_copied(value: Any) -> bool:
 
 def _least_seconds(run: Boxed, args: Sequence[Any]) -> float:
     device = next((arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda), None)
-    with torch.random.fork_rng([] if device is None else [device]):
+    with keep_rng():
         return min([_seconds(run, args, device) for _ in range(1 + _RUNS)][1:])
 
 

@@ -9,7 +9,6 @@ and `library.py` compiles what the package has in C.
 """
 
 from treeplay.codegen.load import hide_from_dynamo, load_source
-from treeplay.codegen.source import Source
-from treeplay.codegen.writer import Writer, list_of, tuple_of
+from treeplay.codegen.writer import Source, Writer, list_of, tuple_of
 
 __all__ = ["Source", "Writer", "hide_from_dynamo", "list_of", "load_source", "tuple_of"]

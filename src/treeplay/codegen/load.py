@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from treeplay.codegen.source import Source
+from treeplay.codegen.writer import Source
 from treeplay.torch_seam.dynamo import skip_code
 
 _numbers = itertools.count(1)

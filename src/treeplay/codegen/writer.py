@@ -13,12 +13,29 @@ import contextlib
 import keyword
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from treeplay.codegen.source import Source
 from treeplay.errors import InternalError
 
 _INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Python text that defines the function `entry`; `names` are the globals it needs beside the builtins.
+
+    `name` says what it is (`aten`); a loader makes a unique file name of it.
+    """
+
+    name: str
+    text: str
+    names: dict[str, Any] = field(repr=False)
+    entry: str
+    launched: int = 0  # the number of the last line of its launch, in a function that launches something
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text.count(chr(10))} lines, {len(self.names)} names"
 
 
 class Writer:

@@ -12,11 +12,11 @@ import torch
 
 from treeplay.codegen import Writer
 from treeplay.values.block import OutputBlock
+from treeplay.values.boxed import Boxed
 from treeplay.values.launch import LaunchFacts
 
 Capturable = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 class InBlock(tuple[torch.Tensor, ...]):
@@ -112,7 +112,7 @@ class Work:
 class Recorded:
     """What a device made of some work: `replay` launches it again; `facts` tells what that takes by now.
 
-    `tell` has a listener told of what does the same without going through `replay`, from when there is such a thing.
+    `subscribe` has a listener told of what does the same without going through `replay`, from when there is such a thing.
     `plain_calls`: calls of `replay` that ran the work as it is and launched nothing, by reason.
     `forget_results` lets go of results that the next replay would write again.
     """
@@ -120,7 +120,7 @@ class Recorded:
     replay: Replay
     facts: Callable[[], LaunchFacts]
     free: Callable[[], None]
-    tell: Callable[[ReplayListener], None] = lambda listener: None
+    subscribe: Callable[[ReplayListener], None] = lambda listener: None
     plain_calls: Counter[str] = field(default_factory=Counter)
     forget_results: Callable[[], None] = lambda: None
 

@@ -10,9 +10,8 @@ The names and the order of arguments are those of `torch.cuda`. `treeplay.jit` n
 """
 
 from treeplay.graphs.callables import make_graphed_callables
-from treeplay.graphs.context import graph
-from treeplay.graphs.graph import Graph
-from treeplay.graphs.queries import graph_pool_handle, is_current_stream_capturing
+from treeplay.graphs.graph import Graph, graph, is_current_stream_capturing
+from treeplay.graphs.pools import graph_pool_handle
 from treeplay.values.graph import GraphStatistics
 
 __all__ = [

@@ -100,7 +100,7 @@ class Body:
     paths: tuple[str, ...]
     parameters: tuple[tuple[str, torch.nn.Parameter], ...]
     roster: Roster
-    ambience: CallableModes
+    modes: CallableModes
     allow_unused: bool
     has_stand_ins: bool = False
 
@@ -108,7 +108,7 @@ class Body:
         """Run once. `since` is autograd's next number, read beforehand: reading it is an operation too."""
         args, kwargs = self.arguments(self.inputs)
         stand_ins = StandIns(self.inputs)
-        with self.ambience.entered(), stand_ins if self.has_stand_ins else contextlib.nullcontext(), users_own():
+        with self.modes.entered(), stand_ins if self.has_stand_ins else contextlib.nullcontext(), users_own():
             result = self.function(*args, **kwargs)
         leaves, structure = flatten(result)
         outputs, places = _distinct(leaves)
@@ -135,7 +135,7 @@ class Body:
         """The gradient of each of `to`, None for what is not used; raises `UsageError` if that is not allowed."""
         outputs = [ran.outputs[index] for index in ran.differentiable]
         ways = [(index, leaf) for index, (_, item) in enumerate(to) for leaf in ran.reached.get(id(item), [item])]
-        with self.ambience.entered(with_autocast=False), _without_hooks([leaf for _, leaf in ways]):
+        with self.modes.entered(with_autocast=False), _without_hooks([leaf for _, leaf in ways]):
             with users_own():  # its hooks, and functions with a backward of its own
                 given = torch.autograd.grad(outputs, [leaf for _, leaf in ways], incoming, allow_unused=True)
             found: list[torch.Tensor | None] = [None] * len(to)
@@ -145,7 +145,7 @@ class Body:
         return found
 
     def _is_differentiable(self, out: torch.Tensor) -> bool:
-        return self.ambience.has_gradients and out.requires_grad  # a parameter requires one in every mode
+        return self.modes.has_gradients and out.requires_grad  # a parameter requires one in every mode
 
     def _check_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         for index, out in enumerate(outputs):
@@ -153,9 +153,9 @@ class Body:
                 raise UsageError(
                     f"{self.label}: output {index} has layout {out.layout}; a recording writes strided memory"
                 )
-            if out.device != self.ambience.device:
+            if out.device != self.modes.device:
                 raise UsageError(
-                    f"{self.label}: output {index} is on {out.device}, and the recording on {self.ambience.device}: its "
+                    f"{self.label}: output {index} is on {out.device}, and the recording on {self.modes.device}: its "
                     "values would be those of the recording for ever. Compute it on the same device, or outside"
                 )
 
@@ -173,9 +173,9 @@ class Body:
                 )
 
 
-def sequence_number_for(ambience: CallableModes) -> int:
+def sequence_number_for(modes: CallableModes) -> int:
     """What `Body.run` wants to know, 0 where no history is made."""
-    return next_sequence_number() if ambience.has_gradients else 0
+    return next_sequence_number() if modes.has_gradients else 0
 
 
 @contextlib.contextmanager

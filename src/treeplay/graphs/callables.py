@@ -17,10 +17,11 @@ import torch
 from treeplay.device.turns import turns
 from treeplay.errors import CaptureFailed, TreeplayError, UsageError
 from treeplay.graphs.body import Body, CallableModes
+from treeplay.graphs.buffers import Claims, claim, own_copy
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
 from treeplay.graphs.order import order_of
 from treeplay.graphs.original import KeyState, Original
-from treeplay.graphs.pools import checked_pool
+from treeplay.graphs.pools import checked_pool, graph_pool_handle
 from treeplay.graphs.preflight import (
     Request,
     check_autocast,
@@ -30,11 +31,9 @@ from treeplay.graphs.preflight import (
     common_device,
     take_requests,
 )
-from treeplay.graphs.queries import graph_pool_handle
 from treeplay.graphs.record import EagerBody, Manner, record_all
 from treeplay.graphs.recorded import GradientsGiven, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
-from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
 from treeplay.graphs.wrapped import GraphedCallable, OnMismatch, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
@@ -109,9 +108,9 @@ def make_graphed_callables(
 
 
 def _make(requests: Sequence[Request], device: torch.device, options: CallableOptions) -> list[Any]:
-    ambience = CallableModes.now(device)
-    with torch.inference_mode(False), torch.set_grad_enabled(ambience.has_gradients):
-        originals = [_original(request, ambience) for request in requests]
+    modes = CallableModes.now(device)
+    with torch.inference_mode(False), torch.set_grad_enabled(modes.has_gradients):
+        originals = [_original(request, modes) for request in requests]
         claims = Claims(tensor for original in originals for tensor in original.roster.tensors)
         bodies = [
             _body(request, original, claims, options) for request, original in zip(requests, originals, strict=True)
@@ -123,7 +122,7 @@ def _make(requests: Sequence[Request], device: torch.device, options: CallableOp
     return [_commit(request, item) for request, item in zip(requests, graphed, strict=True)]
 
 
-def _original(request: Request, ambience: CallableModes) -> Original:
+def _original(request: Request, modes: CallableModes) -> Original:
     module, modules = request.module, request.modules
     # The graphed callable becomes an attribute of the module, so it must not keep it.
     seen: list[Any] = [weakref.proxy(part) if part is module else part for part in modules]
@@ -133,7 +132,7 @@ def _original(request: Request, ambience: CallableModes) -> Original:
         module_of=weakref.ref(module) if module is not None else None,
         roster=Roster(seen),
         is_training=[part.training for part in modules],
-        ambience=ambience,
+        modes=modes,
     )
 
 
@@ -165,7 +164,7 @@ def _body_over(
         paths=tuple(item.path for item in contract.expected),
         parameters=tuple(module.named_parameters()) if module is not None else (),
         roster=original.roster,
-        ambience=original.ambience,
+        modes=original.modes,
         allow_unused=options.allow_unused,
     )
 
@@ -227,11 +226,11 @@ def _graphed(original: Original, options: CallableOptions) -> GraphedCallable:
     def record(args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any], *, may_fail: bool) -> KeyState:
         contract = Contract.of(args, keywords)
         samples = [*flatten(args)[0], *keywords.tensors]
-        with torch.inference_mode(False), torch.set_grad_enabled(original.ambience.has_gradients):
+        with torch.inference_mode(False), torch.set_grad_enabled(original.modes.has_gradients):
             inputs = [own_copy(sample) for sample in samples]
             body = _body_over(original, inputs, contract, args, kwargs, options)
             try:
-                return _record([body], [(keywords, contract)], original.ambience.device, options)[0]
+                return _record([body], [(keywords, contract)], original.modes.device, options)[0]
             except CaptureFailed as error:
                 if not may_fail:
                     raise

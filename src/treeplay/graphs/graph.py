@@ -1,15 +1,18 @@
-"""`Graph`: one recording, from its capture to its replays, on whichever device it is for."""
+"""`Graph`: one recording, from its capture to its replays, on whichever device it is for. `graph`: what captures a block."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import perf_counter
+from types import TracebackType
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
+from treeplay.device.cuda.capturing.streams import is_capturing_now
+from treeplay.device.host.recorder import is_recording
 from treeplay.device.modes import check_error_mode
 from treeplay.errors import ArgumentError, ArgumentTypeError, UsageError
 from treeplay.graphs.cuda import CudaDeviceRecording
@@ -206,6 +209,57 @@ class Graph:
         if device.type == "cpu":
             return HostRecording(self._generators, self._inputs)
         return CudaDeviceRecording(device, self._generators, self._inputs, launches_later=self._keeps_graph)
+
+
+class graph:
+    """Capture the device work of a block into `cuda_graph`, for replays.
+
+        with treeplay.graphs.graph(g):
+            y = model(x)
+
+    On CUDA, entering waits for the device, gives cached memory back (`collect_garbage`: after collecting Python's
+    garbage, which is slow), and makes a side stream current: `stream`, or one that is kept per device. Leaving ends the
+    capture and restores the stream, whatever happens. `pool`: share the memory of other recordings, which must then be
+    replayed in the order of their captures. `capture_error_mode`: whose unsafe CUDA calls break the capture:
+    "global" (any thread's), "thread_local" (this thread's), "relaxed" (nobody's).
+    """
+
+    def __init__(
+        self,
+        cuda_graph: Graph,
+        pool: Pool | None = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        *,
+        collect_garbage: bool = False,
+    ) -> None:
+        if not isinstance(cuda_graph, Graph):
+            kind = f"{type(cuda_graph).__module__}.{type(cuda_graph).__name__}"
+            raise ArgumentTypeError(f"cuda_graph: expected a treeplay.graphs.Graph, found {kind}")
+        check_error_mode(capture_error_mode)
+        self._graph = cuda_graph
+        self._wish = Wish(checked_pool(pool), stream, capture_error_mode, collect_garbage)
+        self._capture: AbstractContextManager[None] | None = None
+
+    def __enter__(self) -> None:
+        capture = self._graph.capturing(self._wish)
+        capture.__enter__()
+        self._capture = capture
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.__exit__(kind, error, trace)
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether a capture is under way on this thread's current stream, or in this thread on the CPU.
+
+    Creates no CUDA context; without one the answer for CUDA is no.
+    """
+    return is_recording() or is_capturing_now()
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -15,6 +15,7 @@ import torch
 from treeplay.errors import StaleOutput
 from treeplay.graphs.order import ReplayRun, Ticket
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.torch_seam.trees import tree_iter, tree_map
 
 _FREE = {
@@ -70,13 +71,13 @@ def plain(value: Any) -> Any:
 
 def _claims(arguments: Any) -> dict[int, tuple[Ticket, ReplayRun, int]]:
     """The claims of the guarded tensors among `arguments`, by the storage they are on."""
-    return {leaf.untyped_storage()._cdata: leaf._claim for leaf in tree_iter(arguments) if type(leaf) is GuardedOutput}
+    return {storage_of(leaf): leaf._claim for leaf in tree_iter(arguments) if type(leaf) is GuardedOutput}
 
 
 def _guarded_again(leaf: Any, claims: dict[int, tuple[Ticket, ReplayRun, int]]) -> Any:
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
         return leaf
-    claim = claims.get(leaf.untyped_storage()._cdata)
+    claim = claims.get(storage_of(leaf))
     return leaf if claim is None else guard(leaf, *claim)
 
 

@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from treeplay.errors import UsageError
 from treeplay.observe.lines import is_users, user_location
 from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.torch_seam.trees import tree_iter
 from treeplay.values.location import Location
 
@@ -129,7 +130,7 @@ def _keep(kept: list[torch.UntypedStorage], tensor: torch.Tensor) -> None:
 def _storages(tree: Any) -> Iterator[tuple[torch.Tensor, int]]:
     for leaf in tree_iter(tree):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-            yield leaf, leaf.untyped_storage()._cdata
+            yield leaf, storage_of(leaf)
 
 
 def _lives(tensor: torch.Tensor) -> Callable[[], bool]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import UsageError
+from treeplay.torch_seam.autograd import history
 
 
 def next_sequence_number() -> int:
@@ -30,19 +31,12 @@ def leaves_behind(outputs: Sequence[torch.Tensor], *, since: int, label: str) ->
     Raises `UsageError` if the history goes on to a node made before number `since`.
     """
     found: dict[int, torch.Tensor] = {id(out): out for out in outputs if out.requires_grad and out.is_leaf}
-    todo: list[Any] = [out.grad_fn for out in outputs if out.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
+    for node in history(out.grad_fn for out in outputs):
         leaf = getattr(node, "variable", None)
         if leaf is not None:
             found.setdefault(id(leaf), leaf)
-            continue
-        if node._sequence_nr() < since:
+        elif node._sequence_nr() < since:
             raise UsageError(_foreign(node, label))
-        fresh = {upstream for upstream, _ in node.next_functions if upstream is not None} - seen
-        seen |= fresh
-        todo += fresh
     return list(found.values())
 
 

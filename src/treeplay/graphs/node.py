@@ -8,9 +8,14 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import UsageError
 from treeplay.graphs.recorded import RecordedBody
+from treeplay.torch_seam.autograd import first_order_only
 from treeplay.values.location import Location
+
+_MESSAGE = (
+    "the gradient of a recorded callable cannot be differentiated: its backward is a recording, first-order only. For a "
+    "second derivative call the original, unrecorded"
+)
 
 
 class PendingCall:
@@ -58,32 +63,13 @@ class ReplayedCall(torch.autograd.Function):
         return None, *_first_order_only(gradients, origins)
 
 
-class FirstOrderOnly(torch.autograd.Function):
-    """Passes gradients on, and refuses to be differentiated: nothing knows how the recorded backward came about."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The first `count` tensors; they depend on the others as far as autograd is concerned."""
-        return tuple(tensor.detach() for tensor in tensors[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Raise `UsageError`."""
-        raise UsageError(
-            "the gradient of a recorded callable cannot be differentiated: its backward is a recording, first-order only. "
-            "For a second derivative call the original, unrecorded"
-        )
-
-
 def _first_order_only(
     gradients: list[torch.Tensor | None], origins: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """The gradients, from which every way back to `origins`, or to anything, ends in an error."""
+    """The gradients, which refuse to be differentiated: nothing knows how the recorded backward came about."""
     found = [gradient for gradient in gradients if gradient is not None]
     if not found:
         return gradients
-    anchors = [origin for origin in origins if origin is not None and origin.requires_grad]
-    # So the gradients have a history, and to differentiate them is an error, also where no origin needs one.
-    anchors.append(torch.empty(0, device=found[0].device, requires_grad=True))
-    tied = iter(FirstOrderOnly.apply(len(found), *found, *anchors))  # type: ignore[no-untyped-call]
+    known = [origin for origin in origins if origin is not None and origin.requires_grad]
+    tied = iter(first_order_only(lambda: tuple(gradient.detach() for gradient in found), _MESSAGE, known))
     return [None if gradient is None else next(tied) for gradient in gradients]

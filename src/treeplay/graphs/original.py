@@ -27,7 +27,7 @@ class Original:
     module_of: Callable[[], torch.nn.Module | None] | None
     roster: Roster
     is_training: list[bool]  # of the modules themselves, as they were wrapped
-    ambience: CallableModes
+    modes: CallableModes
 
     @property
     def module(self) -> torch.nn.Module | None:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from treeplay.device.host.tape import HostTape
-from treeplay.errors import ArgumentTypeError
+from treeplay.errors import ArgumentTypeError, UsageError
+from treeplay.graphs.cuda import check_present
+from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
 
 _numbers = itertools.count(1)
@@ -17,10 +19,19 @@ _numbers = itertools.count(1)
 
 def new_pool() -> Pool:
     """A token that no other call gives. torch's own where it has them, so that `torch.cuda` takes it too."""
-    if torch.backends.cuda.is_built():
-        first, second = torch.cuda.graph_pool_handle()
-        return int(first), int(second)
-    return 0, next(_numbers)
+    return allocator.new_pool() if allocator.is_built() else (0, next(_numbers))
+
+
+def graph_pool_handle(device: torch.device | str | None = None) -> Pool:
+    """A new token for recordings that may share memory. It allocates nothing, and serves on every device.
+
+    With `device`, also checks that there is such a device to use it on.
+    """
+    if device is not None and torch.device(device).type == "cuda":
+        check_present()
+    elif device is not None and torch.device(device).type != "cpu":
+        raise UsageError(f"device: recordings are made on CUDA devices and on the CPU, found {device}")
+    return new_pool()
 
 
 def checked_pool(pool: Any) -> Pool | None:

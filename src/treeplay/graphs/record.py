@@ -18,8 +18,7 @@ import torch
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.graphs.body import Body, BodyRun, sequence_number_for
 from treeplay.graphs.buffers import Buffers
-from treeplay.graphs.context import graph
-from treeplay.graphs.graph import Graph
+from treeplay.graphs.graph import Graph, graph
 from treeplay.graphs.inputs import OutsideMemory
 from treeplay.graphs.order import Kept, PoolOrder
 from treeplay.graphs.recorded import Backward, Forward, GradientsGiven, Outputs, RecordedBody
@@ -79,7 +78,7 @@ def _finish_all(taken: list[PendingBody | EagerBody], manner: Manner) -> list[Re
 
 
 def _take_forward(body: Body, manner: Manner) -> PendingBody | EagerBody:
-    since = sequence_number_for(body.ambience)
+    since = sequence_number_for(body.modes)
     before = [item._version for item in body.inputs]
     inputs = OutsideMemory()
     graph, ran = capture(manner, lambda: body.run(since), inputs)

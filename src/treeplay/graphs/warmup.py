@@ -33,7 +33,7 @@ def warm_up(bodies: Sequence[Body], runs: int, device: torch.device) -> None:
 
 
 def _run_once(body: Body) -> None:
-    ran = body.run(sequence_number_for(body.ambience))
+    ran = body.run(sequence_number_for(body.modes))
     to = body.differentiated(ran)
     if ran.differentiable and to:
         body.gradients(ran, [torch.zeros_like(ran.outputs[index]) for index in ran.differentiable], to)

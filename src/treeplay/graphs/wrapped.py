@@ -69,7 +69,7 @@ class GraphedCallable:
         self._on_mismatch = on_mismatch
         self._entries: OrderedDict[Hashable, KeyState] = OrderedDict()
         # The question of the device alone: the one for all devices costs microseconds.
-        on_cuda = original.ambience.device.type == "cuda"
+        on_cuda = original.modes.device.type == "cuda"
         self._is_capturing = torch.cuda.is_current_stream_capturing if on_cuda else is_recording
         self._lock = shared_lock()
         self._eager: Counter[str] = Counter()
@@ -168,7 +168,7 @@ class GraphedCallable:
             first = next(iter(self._entries.values()))
             leaves = first.contract.gather(args, ())
             replace(first.contract, expected=first.contract.expected[: len(leaves)]).check(
-                leaves, with_gradients=self.original.ambience.has_gradients
+                leaves, with_gradients=self.original.modes.has_gradients
             )
             self._check_state(first)
             with Boundary("recording a call", reasons=(TreeplayError,)):
@@ -177,19 +177,19 @@ class GraphedCallable:
             return entry
 
     def _check_state(self, entry: KeyState) -> None:
-        label, ambience = self.original.label, self.original.ambience
+        label, modes = self.original.label, self.original.modes
         if not entry.roster.is_unchanged():
             raise UsageError(
                 f"{label} is not what was recorded: {entry.roster.difference()}. Wrap it again after such a change; new values "
                 "in the same memory (load_state_dict, an optimizer's step) need none"
             )
-        autocast = autocast_of(ambience.device)
-        if autocast is not None and autocast is not ambience.autocast:
+        autocast = autocast_of(modes.device)
+        if autocast is not None and autocast is not modes.autocast:
             raise UsageError(
-                f"{label} is called under autocast to {autocast}, recorded with {ambience.autocast or 'autocast off'}: wrap it "
+                f"{label} is called under autocast to {autocast}, recorded with {modes.autocast or 'autocast off'}: wrap it "
                 "under torch.autocast(..., cache_enabled=False)"
             )
-        if not ambience.has_gradients and torch.is_grad_enabled() and entry.needs_gradient:
+        if not modes.has_gradients and torch.is_grad_enabled() and entry.needs_gradient:
             raise UsageError(
                 f"{label} is called for gradients and was wrapped without: wrap it outside of torch.no_grad()"
             )

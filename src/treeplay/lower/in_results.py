@@ -20,11 +20,11 @@ import torch.fx
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
-from treeplay.lower.aten.ops import fill_value, needs_only_memory
+from treeplay.lower.aten.ops import filling, needs_only_memory
 from treeplay.lower.aten.storage import Storage, survey_storages
 from treeplay.lower.lifetimes import LEAST_BYTES
 from treeplay.torch_seam.operators import OpOverload
-from treeplay.torch_seam.schemas import COPIES, EMPTY, out_form, returns_count
+from treeplay.torch_seam.schemas import EMPTY, returns_count
 from treeplay.torch_seam.tensors import view_in_memory_of
 from treeplay.trace.run.begins import BEGINS
 from treeplay.values.arena import BufferPlace, places_inside
@@ -123,14 +123,7 @@ class _Places:
 
 def write_into(memory: torch.Tensor, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Have an operator that `needs_only_memory` write its result there."""
-    value = fill_value(op, args)
-    if op in EMPTY:
-        return memory
-    if op in COPIES:
-        return memory.copy_(args[0])
-    if value is not None:
-        return memory.fill_(value)
-    form = out_form(op)
-    assert form is not None
-    result: torch.Tensor = form.op(*args, *form.more, **kwargs, **{form.outs[0]: memory})
-    return result
+    call = filling(op, args, memory)
+    if call is not None:
+        call.op(*call.args, **({**kwargs, call.outs[0]: memory} if call.outs else {}))
+    return memory

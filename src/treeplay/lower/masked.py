@@ -21,12 +21,13 @@ from treeplay.trace.numbers.scalar_ops import masked_fill
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-_PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
+PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
+"""They assign to places, or add to them where their fourth argument says so."""
 
 
 def fill_masked(graph: torch.fx.Graph) -> None:
     """Rewrite the assignments of a functional graph."""
-    for node in [node for put in _PUTS for node in graph.find_nodes(op="call_function", target=put)]:
+    for node in [node for put in PUTS for node in graph.find_nodes(op="call_function", target=put)]:
         at = _mask_at(*torch.fx.map_arg((node.args, node.kwargs), lambda given: given.meta["val"]))
         if at is not None and node.args[2].meta["val"].dim() == 0:
             _choose(graph, node, at)
@@ -81,7 +82,7 @@ def _fill_in_place(there: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 
 ON_A_STREAM: dict[Any, Callable[..., Tensor]] = {
-    **{op: _put(op) for op in _PUTS},
+    **{op: _put(op) for op in PUTS},
     aten.index_put_.default: _put_in_place(aten.index_put_.default),
     aten.masked_fill.Tensor: masked_fill,
     aten.masked_fill_.Tensor: _fill_in_place,

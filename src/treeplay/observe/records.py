@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.locks import shared_lock
-from treeplay.torch_seam.logs import trace_structured
+from treeplay.torch_seam.dynamo import trace_structured
 from treeplay.values.kinds import is_frozen
 
 _log = logging.getLogger("treeplay.records")

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from treeplay.errors import TreeplayError
+from treeplay.locks import shared_lock
 from treeplay.torch_seam.modes import innermost_transform
+
+moving = shared_lock()
+"""Held for the few statements in which a generator's state is read to be put back later, replaced or seeded.
+
+The default generators belong to the whole process: a capture swaps a device's for a moment, and a trace in another thread
+gives them seeds of its own. What is read or set meanwhile would be the wrong state, or lost.
+"""
 
 
 class TransformError(TreeplayError, RuntimeError):
@@ -40,7 +48,8 @@ def read_rng() -> RngState:
             "are wrapped: compile cannot run there; compile the transformed function instead"
         )
     # The generators are asked directly: torch's functions clone the state, which an active mode would catch.
-    cpu, *cuda = (generator.get_state() for generator in default_generators())
+    with moving:
+        cpu, *cuda = (generator.get_state() for generator in default_generators())
     return RngState(cpu, tuple(cuda) if torch.cuda.is_initialized() else None)
 
 
@@ -50,13 +59,14 @@ def write_rng(state: RngState) -> None:
     CUDA devices that were not in use then are put back to the start of their sequence (their seed stays).
     """
     cpu, *cuda = default_generators()
-    cpu.set_state(state.cpu)
-    if state.cuda is None:
-        for generator in cuda:
-            generator.set_offset(0)
-    else:
-        for generator, saved in zip(cuda, state.cuda, strict=True):
-            generator.set_state(saved)
+    with moving:
+        cpu.set_state(state.cpu)
+        if state.cuda is None:
+            for generator in cuda:
+                generator.set_offset(0)
+        else:
+            for generator, saved in zip(cuda, state.cuda, strict=True):
+                generator.set_state(saved)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from treeplay.backend.account import collecting
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.autograd import history
 from treeplay.values.captured import GraphReport
 from treeplay.values.refusal import Reason
 
@@ -81,22 +82,7 @@ def _run_backward(result: Any) -> None:
     outputs = [
         leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
     ]
-    leaves = _leaves(outputs)
+    nodes = history(output.grad_fn for output in outputs)
+    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
     if leaves:
         torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)
-
-
-def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves that results depend on."""
-    found: dict[int, torch.Tensor] = {}
-    waiting: list[Any] = [output.grad_fn for output in outputs]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.setdefault(id(node.variable), node.variable)
-        waiting += [following for following, _ in node.next_functions]
-    return list(found.values())

@@ -1,7 +1,4 @@
-"""torch's default generators belong to the whole process: one thread at a time puts another state into one.
-
-A capture swaps a device's generator for a moment; a trace in another thread gives generators seeds of its own. What one of them
-sets while the other has swapped would be lost.
+"""torch's default generators belong to the whole process: what compiles is to leave them alone.
 
 What compiles draws the inputs that it times kernels on. It is not to be seen in the default generators, and what other threads
 draw meanwhile is to be seen: so it is given other generators, for its own thread.
@@ -17,16 +14,12 @@ from typing import Any
 
 import torch
 
-from treeplay.locks import shared_lock
 from treeplay.observe.progress import own_threads
-from treeplay.observe.rng import default_generators
+from treeplay.observe.rng import default_generators, moving
 from treeplay.sandbox.collection import no_collection
 from treeplay.torch_seam.dynamo import random_states_left_alone
 from treeplay.torch_seam.modes import is_dispatched
 from treeplay.torch_seam.patched import Shared, all_wanted
-
-moving = shared_lock()
-"""Held for the few statements in which a generator's state is replaced or seeded."""
 
 
 def has_company() -> bool:

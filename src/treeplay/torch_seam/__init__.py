@@ -23,7 +23,6 @@ AT_ONCE = (
     "flags",
     "fx",
     "layers",
-    "logs",
     "modes",
     "operators",
     "schemas",

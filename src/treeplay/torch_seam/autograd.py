@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import UsageError
 from treeplay.torch_seam.patched import Shared, all_wanted
 
 saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -51,18 +52,21 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def history(nodes: Iterable[Any], known: Iterable[Any] = ()) -> Iterator[Any]:
+    """These nodes of autograd's graph and all that they lead to, each once, but for those that are `known` and what is behind
+    them. A leaf's accumulator has it as its `variable`."""
+    waiting, seen = [*nodes], {None, *known}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions)
+
+
 def is_used_up(node: Any) -> bool:
     """Whether a backward has freed what a graph kept, at an autograd node or at one that it leads to."""
-    waiting, seen = [node], set()
-    while waiting:
-        current = waiting.pop()
-        if current is None or current in seen:
-            continue
-        seen.add(current)
-        if _is_freed(current):
-            return True
-        waiting.extend(following for following, _ in current.next_functions)
-    return False
+    return any(map(_is_freed, history([node])))
 
 
 def _is_freed(node: Any) -> bool:
@@ -178,22 +182,31 @@ def is_custom(node: Any) -> bool:
     return not module.startswith("torch.") or module == "torch._library.autograd"  # of `register_autograd`
 
 
-def nodes_behind(tensors: Iterable[torch.Tensor], known: Iterable[Any] = ()) -> Iterator[Any]:
-    """The nodes that a backward of these tensors goes through, but for those that are `known` and what is behind them."""
-    seen = {*known, None}
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            waiting.extend(following for following, _ in node.next_functions)
-
-
 def call_backward(node: Any) -> None:
     """Call the backward of a custom function alone, with gradients of zeros. It was called while `histories_given` lasted."""
     results = node.metadata[_RESULTS]
     node.apply(*(None if of is None else torch.zeros(of[0], dtype=of[1], device=of[2]) for of in results))
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    """What a call gives, as something that depends on other tensors and that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], Any], message: str, *origins: torch.Tensor) -> Any:
+        ctx.message = message
+        return call()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise UsageError(ctx.message)
+
+
+def first_order_only(call: Callable[[], Any], message: str, origins: Iterable[torch.Tensor]) -> Any:
+    """What `call` gives: gradients that must not pass for constants. Every way back from them to `origins`, or to anything,
+    ends in a `UsageError` with this message."""
+    # One origin more, so that they have a history also where none of the others needs a gradient.
+    anchor = torch.empty(0, requires_grad=True)
+    return _FirstOrderOnly.apply(call, message, anchor, *origins)  # type: ignore[no-untyped-call]
 
 
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:

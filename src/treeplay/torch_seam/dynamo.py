@@ -1,4 +1,4 @@
-"""Dynamo: whether it watches, how it looks away, and its native guards."""
+"""Dynamo: whether it watches, how it looks away, its native guards, and the structured log of compilations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, cast
 
 import torch
+from torch._logging._internal import trace_structured as trace_structured
 from torch.utils._python_dispatch import _disable_current_modes
 
 from treeplay.torch_seam.patched import Shared, Wanted, all_wanted

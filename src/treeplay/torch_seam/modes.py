@@ -178,10 +178,6 @@ def is_dispatched() -> bool:
     )
 
 
-functions_unwatched: Callable[[], contextlib.AbstractContextManager[None]] = torch._C.DisableTorchFunction
-"""A context in which no torch function mode is told of the calls in it."""
-
-
 @contextlib.contextmanager
 def without_function_modes() -> Iterator[None]:
     """No torch function mode for a block, a default device included: what is made there is made where the code says."""
@@ -262,7 +258,7 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-def is_real(value: Any) -> bool:
+def is_untraced(value: Any) -> bool:
     """Whether a tensor is a plain one with memory, and nothing that a tracer or a function transform computes with."""
     is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
     return is_plain and not is_of_transform(value) and not torch._is_functional_tensor(value)

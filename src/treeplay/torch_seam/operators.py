@@ -87,7 +87,7 @@ _METHODS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 """What the operators of Python's syntax are called."""
 
 
-def is_elementwise(name: str) -> bool:
+def names_elementwise(name: str) -> bool:
     """Whether an operator of this name works element by element."""
     packet = getattr(torch.ops.aten, _METHODS.get(name, name), None)
     overloads = packet.overloads() if packet is not None else ()

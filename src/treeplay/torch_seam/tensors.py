@@ -98,9 +98,7 @@ def uses_of_storage(tensor: torch.Tensor) -> int:
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether no other tensor shares the memory of `tensor`. Of memory that is not torch's own (a NumPy array's) that
     cannot be known: it may be in several storages."""
-    storage = tensor.untyped_storage()
-    users = int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the wrapper just made
-    return users == 1 and storage.resizable()
+    return uses_of_storage(tensor) == 1 and owns_memory(tensor)
 
 
 def fills_new_memory(tensor: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ from treeplay.sandbox.generators import has_company
 from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_tracing
-from treeplay.torch_seam.modes import as_eager, is_real, native_layers
+from treeplay.torch_seam.modes import as_eager, is_untraced, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import TensorBase
@@ -141,7 +141,7 @@ class _SavedOnly(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name not in _ASKED and any(map(is_real, leaves_of((args, kwargs)))):
+        if name not in _ASKED and any(map(is_untraced, leaves_of((args, kwargs)))):
             raise self._refuse(
                 name,
                 "computes, in a backward that the caller runs, with a tensor that is not saved for it",

@@ -134,7 +134,7 @@ def make_recording(
     source = emit_call(signature, ambience, parts, name=f"call {name}")
     call_function = load_source(source)
     run_of = weakref.ref(call_function)  # which holds what is recorded
-    recorded.tell(lambda replay, _: set_run(run_of(), replay))
+    recorded.subscribe(lambda replay, _: set_run(run_of(), replay))
     return Recording(
         call=call_function,
         signature=signature,

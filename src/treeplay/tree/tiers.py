@@ -135,7 +135,7 @@ class Trial:
         if recording is None or recording.set_run is None:
             return
         for which, made in enumerate(self._made):
-            made.tell(partial(self._replays_by, which))
+            made.subscribe(partial(self._replays_by, which))
         recording.tier = "what Inductor compiled is on trial"
         recording.free = self._free
         both = [made.plain_calls for made in self._made]
@@ -177,15 +177,15 @@ class Trial:
             recording.details = {**recording.details, **self._lowered.details}
         recording.launch, recording.free = keeps.facts, keeps.free
         set_run = recording.set_run
-        keeps.tell(lambda replay, _: set_run(replay))
-        goes.tell(_nobody)
+        keeps.subscribe(lambda replay, _: set_run(replay))
+        goes.subscribe(_nobody)
         set_run(self._run[is_faster])
         goes.free()
         return is_faster
 
     def _free(self) -> None:
         for made in self._made:
-            made.tell(_nobody)
+            made.subscribe(_nobody)
             made.free()
 
 

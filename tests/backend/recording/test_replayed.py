@@ -265,7 +265,7 @@ class Capturing:
         self.becomes = stage
 
     def record(self, work: Work) -> Recorded:
-        def tell(listener: Any) -> None:
+        def subscribe(listener: Any) -> None:
             self.listener = listener
 
         def replay(tensors: list[torch.Tensor], numbers: Any) -> Any:
@@ -274,7 +274,7 @@ class Capturing:
                 self.listener(work.run, False)
             return work.run(tensors, numbers)
 
-        return Recorded(replay, lambda: LaunchFacts(self.name, self.stage, why="no"), lambda: None, tell)
+        return Recorded(replay, lambda: LaunchFacts(self.name, self.stage, why="no"), lambda: None, subscribe)
 
 
 @pytest.mark.parametrize("stage", ["recorded", "not recorded"])

@@ -92,7 +92,7 @@ class Caller:
 
     def __init__(self, replayed: Replayed) -> None:
         self.run: Any = replayed
-        replayed.tell(lambda now: setattr(self, "run", now))
+        replayed.subscribe(lambda now: setattr(self, "run", now))
 
     def call(self, args: Sequence[Any]) -> list[Any]:
         taken = list(args)

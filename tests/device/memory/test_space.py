@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from treeplay.device.cuda.memory import mapping, native, space
+from treeplay.device.cuda.memory import mapping, native, scratch, space
 from treeplay.errors import InternalError
 
 
@@ -19,7 +21,7 @@ class Driver:
         for name in names:
             monkeypatch.setattr(mapping, name, self._note(name, fails))
         monkeypatch.setattr(mapping, "granularity", lambda index: 2 << 20)
-        monkeypatch.setattr(mapping, "is_available", lambda: True)
+        monkeypatch.setattr(space, "maps_memory", lambda: True)
         monkeypatch.setattr(space.allocator, "has_pools_of_ours", lambda: True)
         monkeypatch.setattr(native, "functions", lambda: object())
 
@@ -52,3 +54,15 @@ def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> N
     driver = Driver(monkeypatch)
     monkeypatch.setattr(native, "functions", lambda: None)
     assert not space.can_be_made.__wrapped__(0) and not driver.calls
+
+
+@pytest.mark.parametrize("fails", ["reserve", "pool"])
+def test_a_space_that_cannot_be_made_keeps_nothing(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    driver = Driver(monkeypatch, fails)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=1 << 30))
+    monkeypatch.setattr(space, "address_in", lambda library, name: 0)
+    monkeypatch.setattr(space, "AddressPool", driver._note("pool", fails))
+    with pytest.raises(InternalError, match=fails):
+        space.AddressSpace(scratch.Scratch(0))
+    assert driver.calls.count("release_memory") == driver.calls.count("make_memory") == 2
+    assert driver.calls.count("release_addresses") == (fails == "pool")

@@ -18,7 +18,7 @@ from treeplay.backend.options import Options
 from treeplay.backend.surroundings import undisturbed
 from treeplay.settings import settings
 from treeplay.torch_seam import partition
-from treeplay.torch_seam.modes import functions_unwatched
+from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.trace.rerun import Rerun
 from treeplay.values.captured import Role
 from treeplay.values.signature import Argument, Input
@@ -86,7 +86,7 @@ def _unwatched(compilers: Compilers) -> Compilers:
 
     def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with functions_unwatched():
+            with DisableTorchFunction():
                 return function(*args, **kwargs)
 
         return call

@@ -21,9 +21,9 @@ from treeplay.errors import InternalError
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import internal
 from treeplay.torch_seam import flags
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Role
 from treeplay.values.signature import Input
-from treeplay.wrap.aot.compilers import Boxed
 
 
 def wrap_for_later(
@@ -55,7 +55,7 @@ class CompiledLater:
             raise InternalError("a graph was called that is not compiled yet")
         return self._now(args)
 
-    def tell(self, listener: Callable[[Boxed], None]) -> None:
+    def subscribe(self, listener: Callable[[Boxed], None]) -> None:
         """Have `listener` told, whenever that changes, of what does the same with nothing in between."""
         self._listeners.append(listener)
         if self._compile is None:
@@ -74,8 +74,8 @@ class CompiledLater:
         now: Any = self._now
         for listener in listeners:
             listener(now)
-            if hasattr(now, "tell"):
-                now.tell(listener)
+            if hasattr(now, "subscribe"):
+                now.subscribe(listener)
 
 
 class CompiledInTheBackground(Differentiable):

@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from treeplay.graph_check import add_placeholder
+from treeplay.wrap.aot.tracing.stashed import IS_STASHED
 
 aten = torch.ops.aten
 
@@ -126,4 +127,4 @@ def _input_like(root: torch.fx.Node, *, before: torch.fx.Node) -> torch.fx.Node:
 
 def _is_kept_apart(node: torch.fx.Node) -> bool:
     """Whether a node is kept without noticing later writes, after all others."""
-    return bool(node.meta.get("saved_tensor_with_no_vc_check"))
+    return bool(node.meta.get(IS_STASHED))

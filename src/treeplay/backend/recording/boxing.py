@@ -17,7 +17,7 @@ from treeplay.codegen.idioms import is_exactly
 from treeplay.device.protocol import InBlock, Replay, Work
 from treeplay.errors import InternalError
 from treeplay.values.block import SavedLayout
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.values.boxed import Boxed
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from treeplay.backend.recording.saved_block import inputs_for_block
 from treeplay.device.protocol import Births
 from treeplay.errors import InternalError, UsageError
 from treeplay.values.block import SavedLayout
+from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.block import from_block
-from treeplay.wrap.aot.compilers import Boxed
 
 WrongKind = Callable[[Sequence[Any]], UsageError | None]
 

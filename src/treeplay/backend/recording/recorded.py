@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.fx
 
 from treeplay.backend.account import Account
@@ -16,11 +15,12 @@ from treeplay.backend.autograd.keeping import Keeping
 from treeplay.backend.recording.compiled_graph import CompiledGraph
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.device.protocol import Device
+from treeplay.device.registry import device_for
 from treeplay.lower.births import ToldArtifact
 from treeplay.torch_seam import schemas
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Role
-from treeplay.wrap.aot.compilers import Boxed
 
 
 def recorded(
@@ -28,23 +28,23 @@ def recorded(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
     roles: Sequence[Role],
-    report: Account,
+    account: Account,
 ) -> Boxed:
     """The graph behind a recording that its first calls make; on the CPU the graph as it is compiled."""
-    devices = {use.device for use in report.facts.devices if use.device.type == "cuda"}
+    devices = {use.device for use in account.facts.devices if use.device.type == "cuda"}
     if not devices:
         return run
-    return recorded_on(_gpu(devices.pop()), run, module, roles, report)
+    return recorded_on(device_for(devices.pop()), run, module, roles, account)
 
 
 def recorded_on(
-    device: Device, run: Boxed, module: torch.fx.GraphModule, roles: Sequence[Role], report: Account
+    device: Device, run: Boxed, module: torch.fx.GraphModule, roles: Sequence[Role], account: Account
 ) -> Boxed:
     """The graph behind a recording of `device`."""
-    facts, artifact = report.facts, ToldArtifact(run)
+    facts, artifact = account.facts, ToldArtifact(run)
     graph = CompiledGraph(
         artifact,
-        f"graph {report.graph_id} {report.direction}",
+        f"graph {account.graph_id} {account.direction}",
         tuple(item.name for item in facts.inputs),
         static=frozenset(at for at, role in enumerate(roles) if role is Role.STATIC),
         written=frozenset(at for at, item in enumerate(facts.inputs) if item.is_written),
@@ -52,8 +52,8 @@ def recorded_on(
         tells=artifact.telling,
         inner=facts.inner,
     )
-    replayed = Replayed(graph, device, report.recorded, report.failed, report.forgotten)
-    report.follow(replayed)
+    replayed = Replayed(graph, device, account.recorded, account.failed, account.forgotten)
+    account.follow(replayed)
     return replayed
 
 
@@ -76,10 +76,3 @@ def _draws(node: torch.fx.Node) -> bool:
     if isinstance(target, OpOverload):
         return schemas.is_random(target)
     return isinstance(target, HigherOrderOperator)
-
-
-def _gpu(device: torch.device) -> Device:
-    from treeplay.device.cuda.device import CudaDevice
-
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    return CudaDevice(torch.device("cuda", index))

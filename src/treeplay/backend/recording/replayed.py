@@ -30,9 +30,9 @@ from treeplay.locks import shared_lock
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.values.block import SavedLayout
+from treeplay.values.boxed import Boxed
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
-from treeplay.wrap.aot.compilers import Boxed
 
 _MOST_LOOKS = 3
 _OTHER = "other numbers than those recorded"
@@ -67,7 +67,7 @@ class Replayed:
         call = self._call
         return call(args) if call is not None else self._first(args)
 
-    def tell(self, listener: Callable[[Boxed], None]) -> None:
+    def subscribe(self, listener: Callable[[Boxed], None]) -> None:
         """Have `listener` told, whenever that changes, of what does the same with nothing in between."""
         self._listeners.append(listener)
 
@@ -194,9 +194,9 @@ class Replayed:
             owner._told()
 
         call = self._loaded(boxing, _locked(self._lock, recorded.replay))
-        # Before `tell`: `told` takes no notice of any boxing but this one.
+        # Before it subscribes: `told` takes no notice of any boxing but this one.
         self._recorded, self._boxing = recorded, boxing
-        recorded.tell(told)
+        recorded.subscribe(told)
         if self.device.name == "cpu":  # which records at once, or when it is first replayed, and tells nobody
             self._tell_made()
         return call

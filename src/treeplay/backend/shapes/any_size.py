@@ -35,6 +35,7 @@ from treeplay.torch_seam import modes
 from treeplay.torch_seam.aot import Traced, is_new
 from treeplay.torch_seam.flags import set_grad_enabled
 from treeplay.torch_seam.symbols import has_example
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.output import Fresh
 from treeplay.wrap.aot.calls.first_call import first_call
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, DirectCall
@@ -148,5 +149,5 @@ def _share_memory(module: torch.fx.GraphModule) -> bool:
     results: Any = module.graph.output_node().args[0]
     nodes = [*module.graph.find_nodes(op="placeholder"), *(part for part in results if isinstance(part, torch.fx.Node))]
     values = [node.meta.get("val") for node in nodes]
-    storages = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+    storages = [storage_of(value) for value in values if isinstance(value, torch.Tensor)]
     return len(set(storages)) < len(storages)

@@ -30,12 +30,12 @@ from treeplay.trace.any_size import Changing, check_passed, check_same_operators
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, takes_large_layers
 from treeplay.trace.rerun import Rerun
+from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Role
 from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.sizes import AskedOfSizes, SizeOf
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written
-from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.tracing.capture import captured
 
 

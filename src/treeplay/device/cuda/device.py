@@ -9,6 +9,7 @@ import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
 from treeplay.device.cuda.capturing.attempt import attempt
+from treeplay.device.cuda.capturing.streams import index_of
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Capturable, Recorded, Stopwatch, Work
@@ -20,11 +21,11 @@ def _never(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[to
 
 
 class CudaDevice:
-    """One GPU."""
+    """One GPU: the current one, if none is named."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.name = str(device)
+        self.device = torch.device("cuda", index_of(device))
+        self.name = str(self.device)
 
     def record(self, work: Work) -> Recorded:
         """Take the work; its first replay runs it unrecorded, the second records it."""
@@ -33,7 +34,7 @@ class CudaDevice:
             recording,
             recording.facts,
             recording.free,
-            recording.tell,
+            recording.subscribe,
             recording.plain_calls,
             recording.forget_results,
         )

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from treeplay.device.cuda import driver
+from treeplay.device.cuda.capturing.streams import index_of
 from treeplay.device.cuda.memory.lent import LentScratch, PlainRun
 from treeplay.device.cuda.memory.pool import give_back_cache
 from treeplay.device.cuda.memory.scratch import Scratch
@@ -25,9 +26,9 @@ from treeplay.observe import counters
 from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam import allocator
+from treeplay.torch_seam.allocator import Pool
 from treeplay.values.nodes import Allocation
 
-Token = tuple[int, int]
 _LEAST_BYTES_LENT = 16 << 20
 
 
@@ -79,7 +80,7 @@ class Lane:
         self.device = device
         self.lock = shared_lock()
         self.stream: int | None = None  # of the last replay, as the driver's handle
-        self._token: Token | None = None
+        self._pool: Pool | None = None
         self._users = 0
         # Weakly: a lane lives as long as the process, a recording as long as its program.
         self._held: list[weakref.ref[LaneMember]] = []
@@ -87,20 +88,20 @@ class Lane:
         self.scratch = Scratch(device.index)
         self._closing: _Closing = []  # each as soon as its event is done
 
-    def enter(self) -> Token:
+    def enter(self) -> Pool:
         """The pool for one more graph. An emptied pool is not used again: its memory is on its way back."""
         with self.lock:
-            if self._token is None:
-                self._token = torch.cuda.graph_pool_handle()
+            if self._pool is None:
+                self._pool = allocator.new_pool()
             self._users += 1
-            return self._token
+            return self._pool
 
     def leave(self) -> None:
         """A graph has gone."""
         with self.lock:
             self._users -= 1
             if self._users == 0:
-                self._token = None
+                self._pool = None
 
     def address_space(self) -> AddressSpace | None:
         """Addresses for one more capture; None where there is no such thing."""
@@ -148,13 +149,17 @@ class Lane:
 
     def _close_what_is_done(self) -> None:
         with self.lock:
-            waiting = self._closing
-            self._closing = []
-            for begun, space in waiting:
-                event = begun or self._event()
-                # Whatever is not done waits in the new list for the next time that anybody asks.
-                if event is None or not self._is_done(event) or not space.close():
-                    self._closing.append((event, space))
+            waiting, self._closing = self._closing, []
+            try:
+                while waiting:
+                    begun, space = waiting[0]
+                    event = begun or self._event()
+                    # Whatever is not done waits in the new list for the next time that anybody asks.
+                    if event is None or not self._is_done(event) or not space.close():
+                        self._closing.append((event, space))
+                    del waiting[0]
+            finally:
+                self._closing += waiting  # after an exception: what raised, and what it kept from being asked
 
     def _is_done(self, event: torch.cuda.Event) -> bool:
         with driver.relaxed():
@@ -261,7 +266,7 @@ _making = shared_lock()
 
 def lane_of(device: torch.device) -> Lane:
     """The lane of a device, made on first use; it lives as long as the process."""
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    index = index_of(device)
     with _making:
         if index not in _lanes:
             _lanes[index] = Lane(torch.device("cuda", index))

@@ -82,7 +82,7 @@ class CudaRecording:
             case GivenUp():
                 return self._as_it_is("given up", tensors, numbers)
 
-    def tell(self, listener: ReplayListener) -> None:
+    def subscribe(self, listener: ReplayListener) -> None:
         """Have `listener` told whenever there is another way to replay: the recording itself, or its launch function."""
         self._listener = listener
 

@@ -25,7 +25,7 @@ from treeplay.device.host.tape import HostTape
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.dynamo import dynamo_off
-from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
+from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, is_innermost_mode, native_layers
 from treeplay.torch_seam.schemas import (
     EMPTY,
     aten,
@@ -108,20 +108,22 @@ class Recorder(TorchDispatchMode):
         self.tape = HostTape()
         return first
 
-    def refuse(self, reason: Reason) -> CaptureFailed:
-        """Note the first refusal, so that a body which swallows exceptions is refused all the same."""
-        self._refused = self._refused or reason
-        return CaptureFailed(reason)
+    def refuse_if(self, reason: Reason | None) -> None:
+        """Raise `CaptureFailed` if there is a reason. The first is noted, so that a body which swallows exceptions is refused
+        all the same."""
+        if reason is not None:
+            self._refused = self._refused or reason
+            raise CaptureFailed(reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a tensor subclass takes it apart first; a parameter has nothing to take apart
-        with functions_unwatched():
+        with DisableTorchFunction():
             return self._run(func, args, kwargs or {})
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         op, args = _truthful(op, args)
-        self._check(op, args, kwargs)
+        self.refuse_if(refusal_of(op, args, kwargs) or self._draws.refusal_of(op, args, kwargs))
         given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for tensor in given:
             self._meet(tensor)
@@ -134,7 +136,7 @@ class Recorder(TorchDispatchMode):
         result = op(*args, **kwargs)
         if is_foreach_write(op):
             tell_autograd(op, args)
-        self._check_result(op, result)
+        self.refuse_if(refusal_of_tensors(op, result))
         if not is_inplace_view(op):
             self._note(op, aliased[0], _with_dtype(op, aliased[1], result), given, result)
         self._draws.note(op, args, kwargs)
@@ -168,16 +170,6 @@ class Recorder(TorchDispatchMode):
         self.tape.made[storage_of(result)] = target
         self.tape.add(aten.copy_.default, (target, self.tape.alias(value)), {}, [target], [None])
         return result
-
-    def _check(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        reason = refusal_of(op, args, kwargs) or self._draws.refusal_of(op, args, kwargs)
-        if reason is not None:
-            raise self.refuse(reason)
-
-    def _check_result(self, op: Any, result: Any) -> None:
-        reason = refusal_of_tensors(op, result)
-        if reason is not None:
-            raise self.refuse(reason)
 
     def _meet(self, tensor: torch.Tensor) -> None:
         storage = storage_of(tensor)
@@ -226,9 +218,7 @@ class _HostReads(TorchFunctionMode):
         self._recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reason = refusal_of_method(func)
-        if reason is not None:
-            raise self._recorder.refuse(reason)
+        self._recorder.refuse_if(refusal_of_method(func))
         return func(*args, **(kwargs or {}))
 
 

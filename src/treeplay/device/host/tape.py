@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.flags import without_autocast
-from treeplay.torch_seam.operators import name_of
-from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD, OutForm, leaves_of, out_form
+from treeplay.torch_seam.operators import name_of, with_gradients_on
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD, OutForm, leaves_of, out_form, with_leaves
 from treeplay.torch_seam.tensors import storage_of, uses_of_storage
 
 Step = Callable[[], object]
@@ -60,12 +60,14 @@ class HostTape:
         """An operator's arguments with aliases for tensors: the same one for the same tensor, which kernels may ask."""
         known: dict[int, torch.Tensor] = {}
 
-        def alias(tensor: torch.Tensor) -> torch.Tensor:
-            if id(tensor) not in known:
-                known[id(tensor)] = self.alias(tensor)
-            return known[id(tensor)]
+        def alias(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if id(leaf) not in known:
+                known[id(leaf)] = self.alias(leaf)
+            return known[id(leaf)]
 
-        return map_tensors(alias, arguments)
+        return with_leaves(alias, arguments)
 
     def add(self, op: Any, args: Any, kwargs: Any, written: Sequence[Any], fresh: Sequence[Any]) -> None:
         """Note an operator: its aliased arguments, those that it writes to, and its results in new memory.
@@ -91,8 +93,8 @@ class HostTape:
             step = _into(form, args, kwargs, fresh)
             if step is not None:
                 return step
-        if op in KEEPS_FOR_BACKWARD:
-            op = _with_gradients(op, torch.is_grad_enabled())
+        if op in KEEPS_FOR_BACKWARD and torch.is_grad_enabled():  # which a replay switches off
+            op = with_gradients_on(op)
         if any(target is not None for target in fresh):
             return _copied(op, args, kwargs, fresh)
         return lambda: op(*args, **kwargs)
@@ -104,17 +106,6 @@ class HostTape:
     def _numbered(self, tensors: Sequence[Any]) -> frozenset[int]:
         found = (storage_of(tensor) for tensor in tensors if tensor is not None)
         return frozenset(self.numbers.setdefault(storage, len(self.numbers)) for storage in found)
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """`value`, nested lists and dicts of an operator's arguments, with `function` of each tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(function, item) for item in value)
-    if isinstance(value, dict):
-        return {name: map_tensors(function, item) for name, item in value.items()}
-    return value
 
 
 def _into(form: OutForm, args: Any, kwargs: Any, targets: Sequence[torch.Tensor]) -> Step | None:
@@ -147,11 +138,3 @@ def _copied(op: Any, args: Any, kwargs: Any, targets: Sequence[torch.Tensor | No
                 target.copy_(result)
 
     return step
-
-
-def _with_gradients(op: Any, is_on: bool) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.set_grad_enabled(is_on):
-            return op(*args, **kwargs)
-
-    return run

@@ -5,6 +5,7 @@ The tensors that they write are made here, once: they are names of the function 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,11 @@ import torch.fx
 
 from treeplay.lower.aten.memory import GraphArena, empty_like_spec, result_specs
 from treeplay.lower.aten.numbers import NumberText
-from treeplay.lower.aten.ops import fill_value
+from treeplay.lower.aten.ops import filling
 from treeplay.lower.aten.storage import Node, Storage, StoragePlan
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.torch_seam.operators import OpOverload
-from treeplay.torch_seam.schemas import COPIES, EMPTY, OutForm, aten, out_form, returns_count
+from treeplay.torch_seam.schemas import returns_count
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,30 +36,20 @@ class IntoArena:
             buffer = makes[0]
             tensor = self.memory.tensor(buffer.birth.meta["storage"], node.meta["spec"], node.meta["offset"])
             self.text.bind_static(node, tensor)
-        value = fill_value(op, node.args)
-        if op in EMPTY:
-            return
-        if op in COPIES:
-            words = self.text.call(aten.copy_.default, (node, node.args[0]), {})
-        elif value is not None:
-            words = self.text.call(aten.fill_.Scalar, (node, value), {})
-        else:
-            words = self._out_call(node, op)
-        self.text.add(words)
+        call = filling(op, node.args, node)
+        if call is not None and call.base is not None:
+            outs = self._outs(node, op, call.outs)
+            _, args = self.numbers.with_cell(call.base, call.args)  # the form takes a cell where it takes a number
+            self.text.add(self.text.call(call.op, args, dict(node.kwargs), outs))
+        elif call is not None:
+            self.text.add(self.text.call(call.op, call.args, {}))
 
-    def _out_call(self, node: Node, op: OpOverload) -> str:
-        form = out_form(op)
-        assert form is not None
-        outs = self._outs(node, op, form)
-        _, args = self.numbers.with_cell(form.base, node.args)  # the form takes a cell where it takes a number
-        return self.text.call(form.op, (*args, *form.more), dict(node.kwargs), outs)
-
-    def _outs(self, node: Node, op: OpOverload, form: OutForm) -> dict[str, Any]:
-        if len(form.outs) == 1:
-            return {form.outs[0]: self.text.env[node]}
+    def _outs(self, node: Node, op: OpOverload, names: Sequence[str]) -> dict[str, Any]:
+        if len(names) == 1:
+            return {names[0]: self.text.env[node]}
         parts: dict[Any, Any] = {user.args[1]: user for user in node.users}
         specs = None
-        for index in range(len(form.outs)):
+        for index in range(len(names)):
             part = parts.get(index)
             if part is not None:
                 self.text.bind_static(part, self.tensor_of(part))
@@ -68,7 +59,7 @@ class IntoArena:
             specs = specs or node.meta.get("results") or result_specs(op, *_as_specs(node))
             unused = self.memory.keep(empty_like_spec(specs[index]))
             parts[index] = Meaning("unused", empty_like_spec(specs[index], "meta"), unused)
-        return {name: parts[index] for index, name in enumerate(form.outs)}
+        return {name: parts[index] for index, name in enumerate(names)}
 
     def tensor_of(self, node: Node) -> torch.Tensor:
         """The tensor in the arena that a node stands for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import COPIES, EMPTY, aten, is_random, out_form
@@ -42,3 +44,28 @@ def fill_value(op: OpOverload, args: tuple[Any, ...]) -> Any:
 def needs_only_memory(op: OpOverload, args: tuple[Any, ...]) -> bool:
     """Whether the results of `op` can be written into memory that is given to it."""
     return op in EMPTY or op in COPIES or fill_value(op, args) is not None or out_form(op) is not None
+
+
+class Filling(NamedTuple):
+    """A call that has memory hold what an operator gives. If it is the `out` form of `base`, it takes the operator's keywords
+    too, and `outs` are the arguments by which it is told where to write."""
+
+    op: OpOverload
+    args: tuple[Any, ...]
+    base: OpOverload | None = None
+    outs: tuple[str, ...] = ()
+
+
+def filling(op: OpOverload, args: tuple[Any, ...], target: Any) -> Filling | None:
+    """How `target` comes to hold what an operator that `needs_only_memory` gives; None where any contents will do."""
+    if op in EMPTY:
+        return None
+    if op in COPIES:
+        return Filling(aten.copy_.default, (target, args[0]))
+    value = fill_value(op, args)
+    if value is not None:
+        fill = aten.fill_.Tensor if isinstance(value, torch.Tensor) else aten.fill_.Scalar
+        return Filling(fill, (target, value))
+    form = out_form(op)
+    assert form is not None
+    return Filling(form.op, (*args, *form.more), form.base, form.outs)

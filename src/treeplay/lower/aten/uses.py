@@ -8,6 +8,7 @@ from collections import defaultdict
 import torch.fx
 
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, maker_of, written_by
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 
 
 def told_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
@@ -25,6 +26,12 @@ def told_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
             bases = maker_of(node).all_input_nodes
             roots[node] = next(roots[item] for item in bases if layout.of.get(item) is storage)
     return list(found)
+
+
+def keeps_for_backward(node: Node) -> bool:
+    """Whether somebody uses what the operator of a node gives only while gradients are on."""
+    kept = KEEPS_FOR_BACKWARD.get(node.target)
+    return kept is not None and any(part.args[1] == kept for part in node.users)
 
 
 def endings(graph: torch.fx.Graph, layout: StoragePlan) -> dict[Node, list[Storage | Node]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,8 +42,8 @@ from treeplay.torch_seam.inductor import (
 from treeplay.torch_seam.inductor import compile_lock as compile_lock
 from treeplay.torch_seam.inductor import force_stride_order as force_stride_order
 from treeplay.torch_seam.inductor_store import key_in_store
+from treeplay.values.boxed import Boxed
 
-ArtifactCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Takes its arguments in one list, which it empties."""
 
 _OPTIONS: dict[str, Any] = {
@@ -83,7 +83,7 @@ def compile_graph(
     strides: list[Any] | None = None,
     groups: Groups | None = None,
     stored: list[tuple[str, dict[str, Any]]] | None = None,
-) -> ArtifactCall:
+) -> Boxed:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it.
 
     The results at `visible` (None: all) get the strides noted in the graph, others the strides that Inductor likes best.
@@ -128,7 +128,7 @@ def compile_graph(
             compiled = compile_fx_inner(
                 module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
             )
-    call: ArtifactCall | None = getattr(compiled, "current_callable", None)
+    call: Boxed | None = getattr(compiled, "current_callable", None)
     key = key_in_store(compiled)
     if stored is not None and call is not None and key is not None:
         stored.append((key, options))
@@ -158,7 +158,7 @@ def _is_symbolic(fake: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-def _emptying(run: ArtifactCall) -> ArtifactCall:
+def _emptying(run: Boxed) -> Boxed:
     """What Inductor gives for a graph of which its passes have left nothing, which does not empty the list of its arguments."""
 
     def call(args: list[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -12,15 +12,15 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.graph_check import add_like
 from treeplay.lower.functional import apart
+from treeplay.lower.masked import PUTS
 from treeplay.torch_seam.schemas import leaves_of
 
 aten = torch.ops.aten
 
-_PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
-"""They add where their fourth argument says so."""
 _ADDS_AT = {
-    **dict.fromkeys(_PUTS, 1),
+    **dict.fromkeys(PUTS, 1),
     aten._unsafe_masked_index_put_accumulate.default: 2,
     aten.scatter_add.default: 2,
     aten.scatter_reduce.two: 2,
@@ -34,14 +34,12 @@ def read_places_from_memory(graph: torch.fx.Graph) -> None:
         return
     for op, at in _ADDS_AT.items():
         for node in graph.find_nodes(op="call_function", target=op):
-            if op in _PUTS and not any(node.args[3:4]):
+            if op in PUTS and not any(node.args[3:4]):
                 continue
             places = dict.fromkeys(one for one in leaves_of(node.args[at]) if isinstance(one, Node))
             for place in filter(_is_counted, places):
                 with graph.inserting_before(node):
-                    kept = graph.call_function(apart, (place,))
-                kept.meta["val"] = torch.empty_like(place.meta["val"])
-                node.replace_input_with(place, kept)
+                    node.replace_input_with(place, add_like(graph, apart, (place,), place))
 
 
 def _is_counted(place: Node) -> bool:

@@ -85,7 +85,7 @@ def compute_once(graph: torch.fx.Graph, copies: Iterable[Node]) -> None:
 
 
 def _is_computed_late(node: Node) -> bool:
-    return _is_pointwise(node) and bool(node.meta["val"].dtype.is_floating_point)
+    return is_pointwise(node) and bool(node.meta["val"].dtype.is_floating_point)
 
 
 def _become_a_list(graph: torch.fx.Graph, values: list[Any], *, before: Node, later: Set[Node]) -> None:
@@ -101,16 +101,17 @@ def _become_a_list(graph: torch.fx.Graph, values: list[Any], *, before: Node, la
 def _read_by(node: Node) -> Iterator[tuple[Node, bool]]:
     """What a value is computed from, and whether each element of it from the same element there."""
     sources: Any = node.all_input_nodes
-    is_pointwise = _is_pointwise(node)
+    by_element = is_pointwise(node)
     if node.target is operator.getitem and is_in_place_list(sources[0].target):
         at: Any = node.args[1]
         lists = [item[at] for item in sources[0].args if isinstance(item, (list, tuple))]
-        sources, is_pointwise = [item for item in lists if isinstance(item, Node)], True
+        sources, by_element = [item for item in lists if isinstance(item, Node)], True
     for source in sources:
-        yield source, node.target in _KEEP_ORDER or (is_pointwise and _shape(source) == _shape(node))
+        yield source, node.target in _KEEP_ORDER or (by_element and _shape(source) == _shape(node))
 
 
-def _is_pointwise(node: Node) -> bool:
+def is_pointwise(node: Node) -> bool:
+    """Whether an operator works element by element."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 

@@ -9,7 +9,6 @@ artifact is recorded. Either takes the state's own tensors and writes into them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_module
+from treeplay.lower.aten.uses import keeps_for_backward
 from treeplay.lower.births import ToldArtifact
 from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.inductor.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
@@ -26,11 +26,9 @@ from treeplay.lower.inductor.written_out import WRITTEN_OUT
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.numbers_together import numbers_together
-from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.torch_seam.traced_apart import traced_in_this_thread
+from treeplay.values.boxed import Boxed
 from treeplay.values.spec import TensorSpec
-
-ArtifactCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def lower_inductor(
@@ -59,7 +57,7 @@ def lower_inductor(
     )
 
 
-def _loaded(key: str | None) -> tuple[ArtifactCall, int] | None:
+def _loaded(key: str | None) -> tuple[Boxed, int] | None:
     """What an earlier process has compiled for this key, and the nodes of its graph."""
     stored = find(key) if key is not None else None
     if stored is None:
@@ -79,7 +77,7 @@ def _compiled(
     device: torch.device,
     eager_random: bool,
     is_small: bool,
-) -> tuple[ArtifactCall, int]:
+) -> tuple[Boxed, int]:
     """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
     # Here and not above: this imports Inductor, which whoever finds a stored artifact does without.
     from treeplay.lower.inductor import artifact as torch_artifact
@@ -137,8 +135,7 @@ def _check_keeping(graph: torch.fx.Graph) -> None:
     """Raise for a recurrent layer that is trained on the CPU: compiled code calls it with gradients off, and then its
     operator does not keep what its backward needs."""
     for node in graph.nodes:
-        kept = KEEPS_FOR_BACKWARD.get(node.target)
-        if kept is not None and any(part.args[1] == kept for part in node.users):
+        if keeps_for_backward(node):
             raise LoweringError(f"{node.target} keeps what its backward needs only while gradients are on")
 
 

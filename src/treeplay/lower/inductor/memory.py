@@ -25,11 +25,13 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.graph_check import add_like
 from treeplay.lower.functional import apart, fresh
-from treeplay.lower.inductor.late import compute_once, is_in_place_list, reads_elsewhere
-from treeplay.lower.masked import fill_masked
+from treeplay.lower.inductor.late import compute_once, is_in_place_list, is_pointwise, reads_elsewhere
+from treeplay.lower.masked import PUTS, fill_masked
 from treeplay.torch_seam.fx import base_of, is_view
 from treeplay.torch_seam.operators import HigherOrderOperator
+from treeplay.torch_seam.tensors import storage_of
 
 aten = torch.ops.aten
 
@@ -43,7 +45,7 @@ _PARTS: dict[Any, Any] = {
     aten.diagonal_scatter.default: aten.diagonal.default,
     aten.as_strided_scatter.default: aten.as_strided.default,
 }
-_WRITES_A_PART = frozenset({aten.index_put.default, aten._unsafe_index_put.default, *_PARTS})
+_WRITES_A_PART = frozenset({*PUTS, *_PARTS})
 
 
 def groups_of(module: torch.fx.GraphModule) -> Groups:
@@ -183,9 +185,7 @@ def _keep_parts(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
             readers = {user for user in view.users if _reads(user, view) and not _writes_back(view, user)}
             if readers:
                 with graph.inserting_after(view):
-                    made = graph.call_function(apart, (view,))
-                made.meta.update(view.meta)
-                made.meta["val"] = torch.empty_like(view.meta["val"])
+                    made = add_like(graph, apart, (view,), view)
                 view.replace_all_uses_with(made, readers.__contains__)
 
 
@@ -205,7 +205,7 @@ def _reads(user: Node, view: Node) -> bool:
 def _writes_back(view: Node, user: Node) -> bool:
     """Whether a reader only computes what the very elements that it reads are replaced by: `x[0] += 1`."""
     value, shape = view, view.meta["val"].shape
-    while torch.Tag.pointwise in getattr(user.target, "tags", ()) and len(user.users) == 1:
+    while is_pointwise(user) and len(user.users) == 1:
         if user.meta["val"].shape != shape:
             return False
         value, (user,) = user, user.users
@@ -275,11 +275,7 @@ def _again(graph: torch.fx.Graph, view: Node, base: Node, other: Node, *, before
 def _fresh(graph: torch.fx.Graph, source: Node, *, before: Node) -> Node:
     is_written = any(home.target in _WRITES_A_PART for home in _homes(source))
     with graph.inserting_before(before):
-        made = graph.call_function(apart if is_written else fresh, (source,))
-    made.meta.update(source.meta)
-    # Not the source's own, by whose storage the two would count as one memory.
-    made.meta["val"] = torch.empty_like(source.meta["val"])
-    return made
+        return add_like(graph, apart if is_written else fresh, (source,), source)
 
 
 def _results(graph: torch.fx.Graph) -> Any:
@@ -288,4 +284,4 @@ def _results(graph: torch.fx.Graph) -> Any:
 
 def _storage(node: Any) -> int | None:
     value = node.meta.get("val") if isinstance(node, Node) else None
-    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
+    return storage_of(value) if isinstance(value, torch.Tensor) else None

@@ -11,6 +11,8 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.graph_check import add_like
+
 aten = torch.ops.aten
 
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
@@ -33,7 +35,6 @@ def _write_out(graph: torch.fx.Graph, node: Node) -> None:
     with graph.inserting_before(node):
         if value.dtype != dtype:  # it is scaled in the type of the sum
             addend = graph.call_function(torch.ops.prims.convert_element_type.default, (addend, dtype))
-            addend.meta["val"] = value = value.to(dtype)
-        scaled = graph.call_function(aten.mul.Tensor, (addend, alpha))
-        scaled.meta["val"] = torch.empty_like(value)
+            addend.meta["val"] = value.to(dtype)
+        scaled = add_like(graph, aten.mul.Tensor, (addend, alpha), addend)
     node.args, node.kwargs = (node.args[0], scaled), {}

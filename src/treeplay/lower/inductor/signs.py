@@ -15,6 +15,7 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.graph_check import add_like
 from treeplay.torch_seam.operators import OpOverload
 
 aten = torch.ops.aten
@@ -93,10 +94,7 @@ def _negative_zero(graph: torch.fx.Graph, before: Node) -> Node:
 def _negated(graph: torch.fx.Graph, node: Node, by: Any) -> Node:
     """The value of `node` with another sign: times -1, or, for zeros that a compiler knows, with the sign of -1. It would
     compute the product itself, and write it as a zero."""
-    made = graph.call_function(by, (node, -1.0))
-    made.meta.update(node.meta)
-    made.meta["val"] = torch.empty_like(node.meta["val"])
-    return made
+    return add_like(graph, by, (node, -1.0), node)
 
 
 def _negate_result(graph: torch.fx.Graph, node: Node, by: Any) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.reads.reads import Reads
-from treeplay.observe.rng import default_generators
-from treeplay.sandbox.generators import moving
+from treeplay.observe.rng import default_generators, moving
 from treeplay.sandbox.teardown import each
 from treeplay.torch_seam.tensors import address_of
 

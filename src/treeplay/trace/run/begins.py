@@ -23,7 +23,7 @@ def from_start(
     begins: so the graph holds for inputs that begin elsewhere, and lowerings need not know where."""
     given = by_name(func, args, kwargs)
     offset = given.get("storage_offset")
-    owners = [seen for seen in tape.inputs if seen.value.fake.untyped_storage()._cdata == storage_of(value.fake)]
+    owners = [seen for seen in tape.inputs if storage_of(seen.value.fake) == storage_of(value.fake)]
     if offset is None or not owners:
         return args, kwargs
     first, last = _span_of(given["size"], given["stride"], offset)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched
+from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode
 from treeplay.trace.run.recurrent import in_one_piece
 from treeplay.trace.run.tape import TracedValue, TraceTape
 from treeplay.values.location import Location
@@ -35,7 +35,7 @@ class RecurrentPiece:
         self, tracer: TorchDispatchMode, target: torch.Tensor, storage: torch.UntypedStorage, where: Location | None
     ) -> torch.Tensor:
         """Make an empty tensor of the trace one over all recurrent weights in `storage`, by operators that `tracer` records."""
-        with functions_unwatched():
+        with DisableTorchFunction():
             return self._over(tracer, target, storage, where)
 
     def _over(

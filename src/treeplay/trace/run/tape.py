@@ -139,7 +139,7 @@ class TraceTape:
         kind = _unusual(tensor)
         if kind is not None:
             raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
-        key = (tensor.untyped_storage()._cdata, tensor.dtype)
+        key = (storage_of(tensor), tensor.dtype)
         # A view has the kind of what it is of, also where the program has entered or left inference mode.
         with torch.inference_mode(tensor.is_inference()):
             if key not in self._bases:

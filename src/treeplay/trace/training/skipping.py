@@ -22,7 +22,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam.layers import scaled_step_replaced
-from treeplay.torch_seam.modes import functions_unwatched
+from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.schemas import is_random
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.restore.snapshot import Change, Snapshot
@@ -115,7 +115,7 @@ class Region:
         if not self._written:
             return
         log = len(self._tracer.tape.log)
-        with functions_unwatched(), torch.no_grad(), torch.autocast(skip.device.type, enabled=False):
+        with DisableTorchFunction(), torch.no_grad(), torch.autocast(skip.device.type, enabled=False):
             with self._graph.inserting_before(self._first()):
                 written = [self._keep_old(value) for value in self._distinct()]
             for item in written:

@@ -15,6 +15,7 @@ from treeplay.trace.call import Call
 from treeplay.tree.all_sizes.compile import MadeForAllSizes, not_yet
 from treeplay.tree.inputs import current_inputs
 from treeplay.tree.table import Recording
+from treeplay.values.boxed import Boxed
 from treeplay.values.failing import ToKeep
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.plan import Plan
@@ -24,8 +25,6 @@ from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.emit import CallParts, emit_call
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def make_for_all_sizes(

@@ -17,6 +17,7 @@ from treeplay.graph_check import check_module
 from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.aot import Traced
+from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.again import HigherDerivatives, Onward, origins_of, why_not
 from treeplay.wrap.aot.calls.first_call import Instead, first_call
 from treeplay.wrap.aot.calls.kept import kept_inputs, overwritten_inputs
@@ -25,10 +26,10 @@ from treeplay.wrap.aot.calls.partial import without_gradients
 from treeplay.wrap.aot.calls.random_states import generator_inputs
 from treeplay.wrap.aot.calls.redrawn import draws_of
 from treeplay.wrap.aot.calls.surroundings import refuse_compiled_autograd, run_in_callers_context
-from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers
+from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Compile, Compilers
 from treeplay.wrap.aot.emit.load import load_call
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
-from treeplay.wrap.aot.plan.inner import inner_values_last
+from treeplay.wrap.aot.plan.memory import inner_values_last
 from treeplay.wrap.aot.plan.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.tracing.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.tracing.writes_inside import write_inside, writes_of_forward

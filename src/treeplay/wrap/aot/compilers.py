@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import torch
 
+from treeplay.values.boxed import Boxed as Boxed
+
 AliasCheck = Literal["warn", "raise", "off"]
-Boxed = Callable[[list[Any]], Sequence[Any]]
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
 
 ARGUMENT = "treeplay_argument"
@@ -54,9 +55,9 @@ class Compilers:
     `why_once` says why. `keeps_inputs`: a call's node keeps all of its inputs for them, not those that live anyway; gradients
     that come to the backward of a backward are nobody else's.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
-    What is compiled may have a method `tell(listener)`, which tells, whenever that changes, what does the same with nothing in
-    between: see `follow`. A backward with a method `in_block(layout, first)` gives what takes the block of a forward where the
-    values that lie there would begin.
+    What is compiled may have a method `subscribe(listener)`, which tells it, whenever that changes, what does the same with
+    nothing in between: see `follow`. A backward with a method `in_block(layout, first)` gives what takes the block of a forward
+    where the values that lie there would begin.
     `direct`: how the call function is called; without it, with one list that it empties, and it returns a list.
     """
 
@@ -75,7 +76,7 @@ class Compilers:
 
 def follow(run: Any, owner: Any, rebind: Callable[[Any, Boxed], None]) -> None:
     """Have `rebind(owner, now)` called whenever `now` is to be called in place of `run`. It keeps no owner alive."""
-    if (tell := getattr(run, "tell", None)) is None:
+    if (subscribe := getattr(run, "subscribe", None)) is None:
         return
     owner_of = weakref.ref(owner)
 
@@ -84,4 +85,4 @@ def follow(run: Any, owner: Any, rebind: Callable[[Any, Boxed], None]) -> None:
         if owner is not None:
             rebind(owner, now)
 
-    tell(told)
+    subscribe(told)

@@ -19,8 +19,10 @@ from treeplay.device.cuda.memory.space import AddressSpace
 from treeplay.device.cuda.nodes.reading import Shapes, read_nodes
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
-from treeplay.sandbox.generators import moving
+from treeplay.observe.rng import moving
+from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.nodes import CaptureNotes, Placed
 from treeplay.values.spec import TensorSpec
 
@@ -122,7 +124,7 @@ def _pool(lane: Lane, space: AddressSpace | None, *, is_apart: bool) -> tuple[Po
     """Where a capture allocates, and how to leave that."""
     if space is not None:
         return space.pool.token, partial(lane.close, space)
-    return (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
+    return (allocator.new_pool(), _nothing) if is_apart else (lane.enter(), lane.leave)
 
 
 def _nothing() -> None:
@@ -183,7 +185,7 @@ class SparedGenerator:
 
 def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:
     """The outputs that have a storage of their own, no larger than they are, and begin where it begins."""
-    storages = [output.untyped_storage()._cdata for output in outputs]
+    storages = [storage_of(output) for output in outputs]
     return [
         index
         for index, output in enumerate(outputs)

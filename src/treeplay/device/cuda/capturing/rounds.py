@@ -29,6 +29,7 @@ from treeplay.device.protocol import Work
 from treeplay.device.turns import turns
 from treeplay.errors import InternalError
 from treeplay.relocate import Relocation, relocate
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.nodes import CaptureNotes
 
 _MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
@@ -199,8 +200,8 @@ def movable_of(work: Work, tensors: Sequence[torch.Tensor], buffers: Collection[
 
 def lodgers(tensors: Sequence[torch.Tensor], among: Collection[int]) -> list[int]:
     """The tensors that share their storage with another one. Arguments that do may lie apart, or differently, next time."""
-    users = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
-    return [at for at in among if users[tensors[at].untyped_storage()._cdata] > 1]
+    users = Counter(storage_of(tensor) for tensor in tensors)
+    return [at for at in among if users[storage_of(tensors[at])] > 1]
 
 
 def _ask_nodes(made: Attempt, found: CaptureFindings) -> None:

@@ -74,7 +74,7 @@ def _instantiated(
     made, found, seconds = rounds.made, rounds.found, rounds.seconds
     place_copies(rounds, tensors, results)
     free_before = torch.cuda.mem_get_info(lane.device)[0]
-    made.graph.instantiate()
+    _instantiate(made.graph)
     taken = free_before - torch.cuda.mem_get_info(lane.device)[0]
     # The driver takes memory in large pieces, so most graphs seem to take none: then what they take on average counts.
     nodes = len(made.captured.nodes) if made.captured is not None else 0
@@ -96,6 +96,17 @@ def _instantiated(
     captured.use, use.saved = use, nodes * SAVED_BY_OPERATOR
     lane.hold(captured)
     return captured
+
+
+def _instantiate(graph: torch.cuda.CUDAGraph) -> None:
+    """Make it one that can be launched. Raises `torch.OutOfMemoryError` on a full GPU, where its caller may make room."""
+    try:
+        graph.instantiate()
+    except RuntimeError as error:
+        # torch tells it as it does any error of the runtime library's: this memory is not its allocator's.
+        if "out of memory" not in str(error):
+            raise
+        raise torch.OutOfMemoryError(f"instantiating a graph: {error}") from error
 
 
 def _parts(

@@ -23,6 +23,7 @@ from treeplay.codegen.library import address_in
 from treeplay.device.cuda.memory import mapping, native
 from treeplay.device.cuda.memory.pool import AddressPool
 from treeplay.device.cuda.memory.scratch import Scratch
+from treeplay.device.cuda.nodes.calls import function_address
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 
@@ -78,12 +79,12 @@ class LentScratch:
             self.start,
             self.end,
             self.start + self._nbytes,
-            mapping.address_of_function("cuMemCreate"),
+            function_address("cuMemCreate"),
             addressof(self._properties),
-            mapping.address_of_function("cuMemMap"),
-            mapping.address_of_function("cuMemSetAccess"),
+            function_address("cuMemMap"),
+            function_address("cuMemSetAccess"),
             addressof(self._access),
-            mapping.address_of_function("cuMemRelease"),
+            function_address("cuMemRelease"),
         )
         allocator.begin_allocating_to_pool(index, token)
         try:

@@ -7,15 +7,12 @@ nothing runs any more that uses it.
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort, c_void_p, cast
+from ctypes import Structure, byref, c_int, c_size_t, c_ubyte, c_uint64, c_ushort, c_void_p
 from functools import cache
 
-import torch
-
 from treeplay.device.cuda.contexts import here
-from treeplay.device.cuda.nodes.calls import failed, library
+from treeplay.device.cuda.nodes.calls import call
 
-_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
 
@@ -47,41 +44,10 @@ class Access(Structure):
     _fields_ = [("location", _MemoryLocation), ("flags", c_int)]
 
 
-_SIGNATURES = {
-    "cuMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(MemoryProperties), c_int),
-    "cuMemAddressReserve": (POINTER(c_uint64), c_size_t, c_size_t, c_uint64, c_ulonglong),
-    "cuMemAddressFree": (c_uint64, c_size_t),
-    "cuMemCreate": (POINTER(c_uint64), c_size_t, POINTER(MemoryProperties), c_ulonglong),
-    "cuMemRelease": (c_uint64,),
-    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_ulonglong),
-    "cuMemUnmap": (c_uint64, c_size_t),
-    "cuMemSetAccess": (c_uint64, c_size_t, POINTER(Access), c_size_t),
-}
-
-
-@cache
-def _function(name: str) -> object:
-    found = getattr(library(), name)
-    found.argtypes, found.restype = _SIGNATURES[name], c_int
-    return found
-
-
-def is_available() -> bool:
-    """Whether this machine's driver can do it."""
-    try:
-        return all(_function(name) is not None for name in _SIGNATURES)
-    except (OSError, AttributeError):
-        return False
-
-
 def _call(name: str, *args: object) -> None:
     # The look-up itself makes a context current; without one the driver ends the process.
     _ = here.has_context
-    code = _function(name)(*args)  # type: ignore[operator]
-    if code == _OUT_OF_MEMORY:
-        raise torch.OutOfMemoryError(f"{name}: the GPU has no memory left for the scratch of recordings")
-    if code:
-        raise failed(name, code)
+    call(name, *args)
 
 
 def access_to(index: int) -> Access:
@@ -150,11 +116,6 @@ def try_out(index: int) -> None:
             release_memory(memory)
     finally:
         release_addresses(address, unit)
-
-
-def address_of_function(name: str) -> int:
-    """Where the driver has one of these functions, for code that is not Python's."""
-    return int(cast(_function(name), c_void_p).value or 0)  # type: ignore[arg-type]
 
 
 def properties_of(index: int) -> MemoryProperties:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ctypes import addressof
 from functools import cache
 
@@ -25,7 +25,7 @@ from treeplay.device.cuda.memory import mapping, native
 from treeplay.device.cuda.memory.pages import Run, Span, pieces_of, plan_pages
 from treeplay.device.cuda.memory.pool import AddressPool
 from treeplay.device.cuda.memory.scratch import FILLER_PAGES, Scratch, Share
-from treeplay.device.cuda.nodes.calls import function_address
+from treeplay.device.cuda.nodes.calls import function_address, maps_memory
 from treeplay.errors import InternalError
 from treeplay.observe.events import log_event
 from treeplay.torch_seam import allocator
@@ -49,14 +49,18 @@ class AddressSpace:
         memory = -(-torch.cuda.get_device_properties(index).total_memory // unit) * unit
         self._room = 2 * memory
         self._nbytes = self._room + memory
-        self._filler = scratch.filler()
-        self.start = mapping.reserve(self._nbytes, _somewhere(unit))
+        with ExitStack() as undone:  # what is taken here goes back if anything after it raises
+            self._filler = scratch.filler()
+            undone.callback(scratch.give_back_filler)
+            self.start = mapping.reserve(self._nbytes, _somewhere(unit))
+            undone.callback(mapping.release_addresses, self.start, self._nbytes)
+            take, give_back = (address_in(library, name) for name in ("take", "give_back"))
+            self.pool = AddressPool(index, take, give_back)
+            undone.pop_all()
         self._mapped = self.start  # up to here
         self._decoys = self.start + self._nbytes  # from here on
         self._access = mapping.access_to(index)
         self._share: Share | None = None
-        take, give_back = (address_in(library, name) for name in ("take", "give_back"))
-        self.pool = AddressPool(index, take, give_back)
         self._is_open = True
 
     @contextmanager
@@ -67,8 +71,8 @@ class AddressSpace:
             self._mapped,
             self.start + self._room,
             *(word for pages in FILLER_PAGES for word in (pages * self._unit, self._filler[pages])),
-            mapping.address_of_function("cuMemMap"),
-            mapping.address_of_function("cuMemSetAccess"),
+            function_address("cuMemMap"),
+            function_address("cuMemSetAccess"),
             addressof(self._access),
             function_address("cuThreadExchangeStreamCaptureMode"),
             _chance.getrandbits(32),
@@ -184,7 +188,7 @@ def _somewhere(unit: int) -> int:
 @cache
 def can_be_made(index: int) -> bool:
     """Whether a device has address spaces: it and its driver map memory, and there is a C compiler."""
-    if not mapping.is_available() or not allocator.has_pools_of_ours() or native.functions() is None:
+    if not maps_memory() or not allocator.has_pools_of_ours() or native.functions() is None:
         return False
     try:
         mapping.try_out(index)

@@ -1,4 +1,5 @@
-"""The driver's calls about captures, graphs and their nodes, and their structures, through the driver library itself.
+"""The driver's calls, about captures, graphs and their nodes and about memory, through the driver library itself; and the
+structures of nodes.
 
 The names that end in `_v2` fix the layout of the structures: a driver keeps them for good. The library is loaded at the
 first call, never on import. What a call costs is what matters when a graph is patched, so these are the plain functions.
@@ -6,12 +7,27 @@ first call, never on import. What a call costs is what matters when a graph is p
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Iterable
+from ctypes import (
+    POINTER,
+    PyDLL,
+    Structure,
+    byref,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_ulonglong,
+    c_void_p,
+)
 from functools import cache
 from typing import Any
 
+import torch
+
+from treeplay.codegen.library import address_in
 from treeplay.errors import InternalError
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
@@ -31,6 +47,7 @@ KINDS = {
 MEMORY_KINDS = {0: "unknown", 1: "host", 2: "device", 3: "array", 4: "unified"}
 PACKED_BUFFER, PACKED_SIZE = 1, 2  # how `extra` marks what follows; a null marks its end
 MEMORY_TYPE_OF_POINTER = 2
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class KernelParams(Structure):
@@ -97,7 +114,7 @@ class UpdateResult(Structure):
     _fields_ = [("result", c_int), ("node", c_void_p), ("from_node", c_void_p)]
 
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+_OF_GRAPHS: dict[str, tuple[Any, ...]] = {
     "cuGraphGetNodes": (c_void_p, c_void_p, POINTER(c_size_t)),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
     "cuGraphChildGraphNodeGetGraph": (c_void_p, POINTER(c_void_p)),
@@ -131,6 +148,17 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphDestroy": (c_void_p,),
     "cuGraphDebugDotPrint": (c_void_p, c_char_p, c_uint),
 }
+_OF_MEMORY: dict[str, tuple[Any, ...]] = {
+    "cuMemGetAllocationGranularity": (POINTER(c_size_t), c_void_p, c_int),
+    "cuMemAddressReserve": (POINTER(c_uint64), c_size_t, c_size_t, c_uint64, c_ulonglong),
+    "cuMemAddressFree": (c_uint64, c_size_t),
+    "cuMemCreate": (POINTER(c_uint64), c_size_t, c_void_p, c_ulonglong),
+    "cuMemRelease": (c_uint64,),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_ulonglong),
+    "cuMemUnmap": (c_uint64, c_size_t),
+    "cuMemSetAccess": (c_uint64, c_size_t, c_void_p, c_size_t),
+}
+_SIGNATURES = {**_OF_GRAPHS, **_OF_MEMORY}
 
 
 @cache
@@ -148,9 +176,19 @@ def function(name: str) -> Any:
 
 @cache
 def is_available() -> bool:
-    """Whether this machine's driver has all of them."""
+    """Whether this machine's driver has all of them that are about captures and graphs."""
+    return _has(_OF_GRAPHS)
+
+
+@cache
+def maps_memory() -> bool:
+    """Whether it has all that keep addresses apart from memory."""
+    return _has(_OF_MEMORY)
+
+
+def _has(names: Iterable[str]) -> bool:
     try:
-        return all(function(name) is not None for name in _SIGNATURES)
+        return all(function(name) is not None for name in names)
     except (OSError, AttributeError):
         return False
 
@@ -164,11 +202,13 @@ def call(name: str, *args: object) -> None:
 
 def function_address(name: str) -> int:
     """Where the driver has one of these functions, for code that is not Python's."""
-    return int(ctypes.cast(function(name), c_void_p).value or 0)
+    return address_in(library(), name)
 
 
-def failed(name: str, code: int) -> InternalError:
-    """The error of a call that has to succeed and did not."""
+def failed(name: str, code: int) -> Exception:
+    """The error of a call that has to succeed and did not: treeplay's own, unless the GPU is full."""
+    if code == _OUT_OF_MEMORY:
+        return torch.OutOfMemoryError(f"{name}: the GPU has no memory left for a recording")
     return InternalError(f"{name} failed with CUDA driver code {code}")
 
 
@@ -180,6 +220,6 @@ def current_context() -> int:
 
 
 @cache
-def library() -> ctypes.PyDLL:
+def library() -> PyDLL:
     """The driver's library. Raises OSError if there is none."""
-    return ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    return PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

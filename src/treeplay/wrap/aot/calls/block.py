@@ -14,7 +14,7 @@ import torch
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.tensors import StorageName, storage_of, view_in_block
 from treeplay.values.block import SavedLayout
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.values.boxed import Boxed
 
 
 def opened(values: Sequence[Any], layout: SavedLayout, first: int) -> list[Any]:

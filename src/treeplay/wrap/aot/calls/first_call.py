@@ -17,7 +17,8 @@ from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.torch_seam.trees import tree_leaves
-from treeplay.wrap.aot.compilers import AliasCheck, Boxed
+from treeplay.values.boxed import Boxed
+from treeplay.wrap.aot.compilers import AliasCheck
 
 Instead = Callable[[Boxed, list[Any]], Sequence[Any]]
 _TORCHS = frozenset(

@@ -18,8 +18,9 @@ from treeplay.torch_seam import fakes
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.tensors import strided_copy
 from treeplay.values.block import SavedLayout
+from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.block import from_block, lying_apart, opened
-from treeplay.wrap.aot.compilers import Boxed, follow
+from treeplay.wrap.aot.compilers import follow
 
 _compiling = shared_lock()
 _is_none = functools.partial(operator.is_, None)

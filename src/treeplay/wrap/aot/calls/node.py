@@ -11,8 +11,8 @@ import torch
 from treeplay.errors import InternalError
 from treeplay.torch_seam import autograd, flags
 from treeplay.torch_seam.operators import ExcludeKeys, keys_above_operators
+from treeplay.values.boxed import Boxed
 from treeplay.values.layout import Layout
-from treeplay.wrap.aot.compilers import Boxed
 
 _ABOVE = keys_above_operators()
 

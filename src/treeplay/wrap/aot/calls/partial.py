@@ -9,7 +9,7 @@ here. Computing it with zeros would be slower and, beside an infinite derivative
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGr
     inputs = backward.graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents
     position = {node: k for k, node in enumerate(inputs)}
-    reach = _reach(backward.graph, set(inputs[first:]))
+    reach = reached_from(backward.graph, {node: frozenset((node,)) for node in inputs[first:]})
     saved: dict[torch.fx.Node, set[int]] = {node: {position[node]} for node in inputs[:first]}
     groups = [({k}, set[int]()) for k in range(tangents)]
     for node in backward.graph.nodes:
@@ -69,18 +69,21 @@ def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGr
     )
 
 
-def _reach(graph: torch.fx.Graph, tangents: set[torch.fx.Node]) -> dict[torch.fx.Node, set[torch.fx.Node]]:
-    """The gradients that each node depends on."""
-    reach: dict[torch.fx.Node, set[torch.fx.Node]] = {node: {node} for node in tangents}
+def reached_from(
+    graph: torch.fx.Graph, starts: Mapping[torch.fx.Node, frozenset[Any]]
+) -> dict[torch.fx.Node, frozenset[Any]]:
+    """What of the `starts` each node depends on, by what stands there for them."""
+    reach = dict(starts)
     for node in graph.nodes:
         if node.op != "output" and node not in reach:
-            reach[node] = set().union(*(reach[source] for source in node.all_input_nodes))
+            reach[node] = frozenset[Any]().union(*(reach[source] for source in node.all_input_nodes))
     return reach
 
 
 def _zeros(graph: torch.fx.Graph, tangents: set[torch.fx.Node], gone: set[torch.fx.Node]) -> set[torch.fx.Node]:
     """The nodes that depend on gradients, and on none but those that are gone."""
-    return {node for node, sources in _reach(graph, tangents).items() if sources and sources <= gone}
+    reach = reached_from(graph, {node: frozenset((node,)) for node in tangents})
+    return {node for node, sources in reach.items() if sources and sources <= gone}
 
 
 def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.fx.Node]) -> None:

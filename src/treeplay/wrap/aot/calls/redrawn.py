@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from treeplay.sandbox.generators import moving
+from treeplay.observe.rng import moving
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.schemas import drops_none, is_random
 from treeplay.wrap.aot.plan.facts import Draw

@@ -7,7 +7,7 @@ from typing import Any
 
 from treeplay.errors import InternalError, UsageError
 from treeplay.torch_seam import aot, autograd
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.tracing.findings import refusal
 
 

@@ -10,10 +10,11 @@ import torch
 from treeplay.codegen import Source, hide_from_dynamo, load_source
 from treeplay.errors import InternalError
 from treeplay.torch_seam import aot
+from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.again import Onward
 from treeplay.wrap.aot.calls.first_call import Instead, on_first_call
 from treeplay.wrap.aot.calls.node import Needs
-from treeplay.wrap.aot.compilers import Boxed, DirectCall, follow
+from treeplay.wrap.aot.compilers import DirectCall, follow
 from treeplay.wrap.aot.emit.backward import emit_backward
 from treeplay.wrap.aot.emit.call import emit_call
 from treeplay.wrap.aot.emit.forward import emit_forward

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from treeplay.torch_seam.modes import is_wrapper
-from treeplay.torch_seam.tensors import shares_storage
+from treeplay.torch_seam.tensors import shares_storage, storage_of
 from treeplay.values.layout import Layout
 from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.facts import Base, CommonBase, Member
@@ -35,7 +35,7 @@ class WrittenArguments:
 
 def share_storage(samples: Sequence[Any]) -> bool:
     """Whether two samples lie in one storage."""
-    storages = [sample.untyped_storage()._cdata for sample in samples if _is_plain(sample)]
+    storages = [storage_of(sample) for sample in samples if _is_plain(sample)]
     return len(set(storages)) < len(storages)
 
 

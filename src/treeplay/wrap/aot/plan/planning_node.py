@@ -13,12 +13,11 @@ from treeplay.torch_seam import tensors
 from treeplay.torch_seam.aot import Traced, is_new
 from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
-from treeplay.wrap.aot.calls.partial import groups_of
+from treeplay.wrap.aot.calls.partial import groups_of, reached_from
 from treeplay.wrap.aot.calls.random_states import generator_inputs
-from treeplay.wrap.aot.plan.elsewhere import seen_elsewhere
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
-from treeplay.wrap.aot.plan.fresh import fresh_values
 from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
+from treeplay.wrap.aot.plan.memory import fresh_values, seen_elsewhere
 from treeplay.wrap.aot.plan.subclasses import Wrapper, places, tangent_wrappers, width
 from treeplay.wrap.aot.tracing.findings import refusal
 from treeplay.wrap.aot.tracing.stashed import IS_STASHED
@@ -182,12 +181,8 @@ def _feeds(
     late: int,
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
-    reach: dict[torch.fx.Node, frozenset[int]] = {
-        node: frozenset([k]) for k, nodes in enumerate(tangents) for node in nodes
-    }
-    for node in backward.graph.nodes:
-        if node.op != "output" and node not in reach:
-            reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
+    starts = {node: frozenset((k,)) for k, nodes in enumerate(tangents) for node in nodes}
+    reach = reached_from(backward.graph, starts)
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
     arguments = len(facts.input_info)
     wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments

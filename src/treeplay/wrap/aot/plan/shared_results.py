@@ -18,6 +18,7 @@ from torch.fx import Node
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.fx import base_of
 from treeplay.torch_seam.modes import is_wrapper
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.output import Fresh, Result, View
 from treeplay.wrap.aot.plan.bases import layout_of
 from treeplay.wrap.aot.plan.facts import CallPlan
@@ -77,8 +78,6 @@ def _base(node: Node) -> Node | None:
     is_plain = all(
         value.layout is torch.strided and not value.is_neg() and not value.is_conj() for value in (view, whole)
     )
-    is_alike = (
-        is_plain and view.dtype is whole.dtype and view.untyped_storage()._cdata == whole.untyped_storage()._cdata
-    )
+    is_alike = is_plain and view.dtype is whole.dtype and storage_of(view) == storage_of(whole)
     lies_densely = is_alike and whole.storage_offset() == 0 and length(whole) == whole.numel() * whole.element_size()
     return base if lies_densely else None

@@ -14,7 +14,7 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import failed_call, location_in, user_location
 from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
-from treeplay.torch_seam.autograd import nodes_behind
+from treeplay.torch_seam.autograd import history
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
 
@@ -47,7 +47,7 @@ def _with_own_history(result: Any, histories: Sequence[Any]) -> Any:
     is_view = isinstance(result, torch.Tensor) and result.requires_grad and result._is_view()
     if not is_view or isinstance(result.grad_fn, BackwardCFunction):
         return result
-    is_of_custom = any(isinstance(node, BackwardCFunction) for node in nodes_behind([result], histories))
+    is_of_custom = any(isinstance(node, BackwardCFunction) for node in history([result.grad_fn], histories))
     return _SameView.apply(result) if is_of_custom else result  # type: ignore[no-untyped-call]
 
 

@@ -82,7 +82,9 @@ def _partial_overlap(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     if name == "__setitem__":
         written = _part(target, args[1])
     elif (
-        out is not None or name == "copy_" or (name.endswith("_") and operators.is_elementwise(_plain(name).strip("_")))
+        out is not None
+        or name == "copy_"
+        or (name.endswith("_") and operators.names_elementwise(_plain(name).strip("_")))
     ):
         written = _Block.of(target)
     else:
@@ -145,7 +147,7 @@ def _cast(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | No
         return None
     plain = _plain(name)
     computes = getattr(torch.Tensor, plain, None)
-    if computes is None or not operators.is_elementwise(plain.strip("_")):
+    if computes is None or not operators.names_elementwise(plain.strip("_")):
         return None
     with fakes.without_data(args) as given:
         try:

@@ -7,7 +7,7 @@ keep (setting `.data`, replacing a storage, a result that becomes a leaf) is ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from treeplay.values.location import Location
 from treeplay.wrap.aot.tracing import in_place
 from treeplay.wrap.aot.tracing.dropout import done_as_eager
 from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
-from treeplay.wrap.aot.tracing.statistics import statistics_written
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
@@ -47,6 +46,12 @@ _DUNDERS = frozenset(
         "__idiv__",
     )
 )
+
+_BATCH_NORMS = {
+    torch.nn.functional.batch_norm: ("input", "running_mean", "running_var", "weight", "bias", "training"),
+    torch.batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
+    torch.native_batch_norm: ("input", "weight", "bias", "running_mean", "running_var", "training"),
+}
 
 
 class LineWatch(TorchFunctionMode):
@@ -81,7 +86,7 @@ class LineWatch(TorchFunctionMode):
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
         kwargs = kwargs or {}
-        changed = statistics_written(func, args, kwargs)
+        changed = _statistics_written(func, args, kwargs)
         self.seen.touched |= {
             k for k, value in self.inputs if any(tensors.shares_storage(one, value) for one in changed)
         }
@@ -181,3 +186,14 @@ def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
 
 def _is_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _DUNDERS
+
+
+def _statistics_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The running statistics that a call brings up to date, which eager does without telling autograd; none for other functions
+    than batch norms in training."""
+    names = _BATCH_NORMS.get(func)
+    if names is None:
+        return []
+    given = dict(zip(names, args, strict=False)) | {**kwargs}
+    found = (given.get("running_mean"), given.get("running_var"))
+    return [one for one in found if isinstance(one, torch.Tensor)] if given.get("training") else []

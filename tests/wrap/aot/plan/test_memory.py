@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treeplay.wrap.aot.plan.fresh import fresh_values
+from treeplay.wrap.aot.plan.memory import fresh_values
 from wrap.aot.oracle import numbers, wrapped
 
 

@@ -1,4 +1,8 @@
-"""Which of the values that a forward saves nobody but its backward can reach, and their place among the others: the last.
+"""Whose memory the results and the saved values of a graph lie in, by what its operators promise.
+
+New memory: nothing else shows it. Elsewhere: a saved value lies in the memory of an input or of a result, as eager saves a view
+of that, and autograd counts for both what is written to one; a compiler gives two tensors that know nothing of each other.
+Inner: nobody but the backward can reach it, and its place among the saved values is the last.
 
     forward   x, w ─▶ y, [x, h, w]         h is neither an argument nor a result, nor a view of one
                   ─▶ y, [x, w, h]          backward takes x, w, h
@@ -8,6 +12,7 @@ What can be reached from outside is watched for changes, and stays a tensor of i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,9 +20,44 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam.fx import base_of
-from treeplay.wrap.aot.plan.fresh import is_fresh
+from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.output import values_used
+from treeplay.wrap.aot.calls.first_call import is_custom
+from treeplay.wrap.aot.plan.facts import CallPlan, SeenElsewhere
 from treeplay.wrap.aot.plan.layouts import fake_of
 from treeplay.wrap.aot.tracing.stashed import IS_STASHED
+
+
+def fresh_values(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Places of the results that operators of torch make anew: no views of an argument, whose history they would hold."""
+    results: Any = graph.graph.output_node().args[0]
+    return frozenset(at for at, value in enumerate(results) if isinstance(value, torch.fx.Node) and _is_fresh(value))
+
+
+def _is_fresh(node: torch.fx.Node) -> bool:
+    """Whether an operator of torch makes the value of a node anew, in memory of its own."""
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    if not isinstance(node.target, OpOverload) or is_custom(node.target):
+        return False
+    return all(returned.alias_info is None for returned in node.target._schema.returns)
+
+
+def seen_elsewhere(
+    forward: torch.fx.GraphModule, plan: CallPlan, saved: Sequence[torch.fx.Node]
+) -> tuple[SeenElsewhere, ...]:
+    """Those of the saved values, each with what shows its memory too. What is made of other tensors is left out."""
+    if plan.opened is not None or plan.tokens:
+        return ()
+    outputs: Any = forward.graph.output_node().args[0]
+    inputs = forward.graph.find_nodes(op="placeholder")[: len(plan.inputs)]
+    shown: dict[torch.fx.Node, tuple[int | None, int | None]] = {node: (at, None) for at, node in enumerate(inputs)}
+    for value in sorted(values_used(plan.results)):
+        if isinstance(outputs[value], torch.fx.Node):
+            shown.setdefault(base_of(outputs[value]), (None, value))
+    # An input itself comes back as the very tensor; a result may not, though it is saved under the same name.
+    found = [(k, shown[base_of(node)]) for k, node in enumerate(saved) if base_of(node) in shown and node not in inputs]
+    return tuple(SeenElsewhere(k, *by) for k, by in found)
 
 
 def inner_values_last(
@@ -57,7 +97,7 @@ def _is_inner(node: Any, seen: set[torch.fx.Node]) -> bool:
     if not isinstance(node, torch.fx.Node) or not isinstance(fake_of(node), torch.Tensor):
         return False
     base = base_of(node)
-    return base.op == "call_function" and base not in seen and is_fresh(base)
+    return base.op == "call_function" and base not in seen and _is_fresh(base)
 
 
 def _bound_to_storage(backward: torch.fx.GraphModule) -> set[torch.fx.Node]:

@@ -9,6 +9,7 @@ import torch
 from support import assert_same
 from support.opaque import call_of
 from treeplay.lower.functional import TensorsForNumbers, make_functional
+from treeplay.lower.numbers import split_numbers
 from treeplay.trace.jit import trace
 
 INFINITE = torch.tensor([float("inf"), -0.0, 1.0])
@@ -19,7 +20,7 @@ def test_writes_through_a_tensor_of_its_own_size_are_no_sums_of_differences() ->
         x.expand(3).mul_(2)[1:].sub_(0.0)
 
     graph = trace(program, call_of(INFINITE.clone())).graph
-    run: Any = TensorsForNumbers(graph, (), (), {})
+    run: Any = TensorsForNumbers(graph, split_numbers(graph))
     specs = [node.meta["spec"] for node in graph.nodes if node.op == "placeholder"]
     module, _ = make_functional(run.with_vector, specs, {})
     x, expected = INFINITE.clone(), INFINITE.clone()

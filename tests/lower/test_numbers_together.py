@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import assert_same
+from treeplay.lower.numbers import split_numbers
 from treeplay.lower.numbers_together import NumbersTogether, compute, numbers_together
 from treeplay.values.spec import TensorSpec
 
@@ -66,7 +67,7 @@ class Numbers:
         return sum(len(each._forms) for each in together)
 
     def _computed(self, *, is_compiled: bool) -> tuple[dict[torch.fx.Node, Any], list[NumbersTogether]]:
-        found = numbers_together(self.graph, self.numbers, (), is_compiled=is_compiled)
+        found = numbers_together(self.graph, split_numbers(self.graph), is_compiled=is_compiled)
         assert found.keys() == {node.name for node in self.numbers}
         together = [*{id(each): each for each in found.values()}.values()]
         computed: dict[str, Any] = {}
@@ -109,7 +110,7 @@ def test_between_two_numbers_of_one_form_a_tensor_may_be_written() -> None:
     first = graph.call_function(READ, (x,))
     written = graph.call_function(aten.add_.Tensor, (x, first))
     second = graph.call_function(READ, (x,))
-    found = numbers_together(graph, [first, second], ())
+    found = numbers_together(graph, split_numbers(graph))
     assert written.name not in found and found[first.name] is not found[second.name]
 
 
@@ -167,7 +168,7 @@ def test_what_a_compiler_is_given_stores_the_numbers_that_tensors_take_in_one_li
     sizes = [numbers.call(operator.truediv, 0.01, correction) for correction in corrections]
     for size in sizes[:5]:
         numbers.graph.call_function(aten.mul.Tensor, (numbers.tensor(1.0), size))
-    (together,) = set(numbers_together(numbers.graph, numbers.numbers, (), is_compiled=True).values())
+    (together,) = set(numbers_together(numbers.graph, split_numbers(numbers.graph), is_compiled=True).values())
     lists = Lists()
     with lists:
         together.computed(numbers.values.__getitem__)

@@ -32,7 +32,7 @@ from treeplay.backend.recording.compiled_graph import counted
 from treeplay.backend.recording.decide import decide
 from treeplay.backend.recording.recorded import draws_random_numbers, recorded
 from treeplay.backend.recording.replayed import Replayed
-from treeplay.backend.recording.roles import fixed_inputs, graph_roles, saved_roles
+from treeplay.backend.recording.roles import check_saved_come_first, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.timed import timed_at_first
 from treeplay.errors import InternalError, TreeplayError
@@ -149,8 +149,7 @@ class Job:
             spare = copy_of(module)  # what compiles it rewrites it
             try:
                 with Boundary("compiling a backward", reasons=(TreeplayError,)):
-                    # For its check alone: what is saved has to come first.
-                    fixed_inputs([node.name for node in module.graph.find_nodes(op="placeholder")])
+                    check_saved_come_first([node.name for node in module.graph.find_nodes(op="placeholder")])
                     refresh_layout(module, inputs)
                     visible = None if self.options.keep_gradient_strides else ()
                     return self._compile(module, inputs, "backward", visible, self.options)

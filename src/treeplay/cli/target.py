@@ -96,9 +96,7 @@ def _suggestion(module: ModuleType, name: str) -> str:
 
 def _unwrapped(program: Any) -> Any:
     """The plain program of one that is jitted already."""
-    if isinstance(program, JittedModule):
-        program = vars(type(program))["_treeplay"].__get__(program)
-    return program.__wrapped__ if isinstance(program, Jitted) else program
+    return program.__wrapped__ if isinstance(program, (Jitted, JittedModule)) else program
 
 
 def _arguments(module: ModuleType, name: str, expression: str | None) -> tuple[tuple[Any, ...], str]:

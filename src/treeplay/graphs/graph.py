@@ -63,7 +63,8 @@ class Graph:
 
         `graph` does this and everything around it. On the CPU, what this thread does is recorded from here on.
         """
-        wish = Wish(checked_pool(pool), error_mode=_checked(capture_error_mode))
+        check_error_mode(capture_error_mode)
+        wish = Wish(checked_pool(pool), error_mode=capture_error_mode)
         check_phase(self._phase, "capture_begin")
         self._forget()
         started = perf_counter()
@@ -271,8 +272,3 @@ def _device(device: torch.device | str | None) -> torch.device:
     if found is None or found.type not in ("cpu", "cuda"):
         raise ArgumentError(f"device: expected a CUDA device or the CPU, found {wanted}")
     return found
-
-
-def _checked(error_mode: str) -> str:
-    check_error_mode(error_mode)
-    return error_mode

@@ -20,6 +20,7 @@ from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import call_telling
 from treeplay.lower.in_results import GivenMemory, write_into
+from treeplay.lower.numbers import Numbers
 from treeplay.lower.numbers_together import NumbersTogether, compute
 from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.schemas import is_random
@@ -47,7 +48,7 @@ apart: Any = torch.ops.treeplay.apart.default
 class TensorsForNumbers(torch.fx.Interpreter):
     """Runs a traced graph with 0-dim tensors in the places of symbolic numbers: float64, or int64 for integers.
 
-    `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
+    Known `numbers` are not computed here: those with a slot are elements of a vector, given after the other inputs.
     `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use. While it
     has `births`, these are told of the results of `makers`; operators that have `memory`, by their names, write there. Numbers
     that are computed `together` are computed once for all.
@@ -56,9 +57,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
     def __init__(
         self,
         graph: torch.fx.Graph,
-        scalars: Collection[torch.fx.Node],
-        known: Collection[torch.fx.Node],
-        slots: Mapping[torch.fx.Node, int],
+        numbers: Numbers,
         *,
         formulas: Mapping[Any, Callable[..., Any]] | None = None,
         together: Mapping[str, NumbersTogether] | None = None,
@@ -68,10 +67,10 @@ class TensorsForNumbers(torch.fx.Interpreter):
         super().__init__(torch.nn.Module(), garbage_collect_values=forgets, graph=graph)
         self._elements: dict[int, torch.Tensor] = {}
         # The interpreter walks a copy of the graph: sets of nodes are kept by name.
-        self.scalars = {node.name for node in scalars}
-        self.known = {node.name for node in known}
-        self.slots = {node.name: index for node, index in slots.items()}
-        self._integers = {index for node, index in slots.items() if node.meta.get("is_integer")}
+        self.scalars = {node.name for node in numbers.scalars}
+        self.known = {node.name for node in numbers.known}
+        self.slots = {node.name: index for node, index in numbers.slots.items()}
+        self._integers = {index for node, index in numbers.slots.items() if node.meta.get("is_integer")}
         self.makers = {node.name for node in makers}
         self.formulas = formulas or {}
         self.together = together or {}

@@ -11,7 +11,7 @@ kernels for numbers, of which these are a handful.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.lower.foreach import SAME_BY_ONE
+from treeplay.lower.numbers import Numbers
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _OF_EACH = frozenset({_READ, operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg})
@@ -122,7 +123,7 @@ def compute(target: Any, args: Sequence[Any]) -> torch.Tensor:
 
 
 def numbers_together(
-    graph: torch.fx.Graph, numbers: Collection[Node], known: Collection[Node], *, is_compiled: bool = False
+    graph: torch.fx.Graph, numbers: Numbers, *, is_compiled: bool = False
 ) -> dict[str, NumbersTogether]:
     """By the name of each number that is not known before, those that it is computed with, for a compiler if `is_compiled`."""
     found: dict[str, NumbersTogether] = {}
@@ -134,9 +135,9 @@ def numbers_together(
             run.clear()
 
     for node in graph.nodes:
-        if node in known or node.op == "placeholder":
+        if node in numbers.known or node.op == "placeholder":
             continue
-        if node in numbers:
+        if node in numbers.scalars:
             run.append(node)
         else:
             end()

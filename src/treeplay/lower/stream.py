@@ -30,11 +30,9 @@ def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
     # Values die as early as they do in eager code: what is captured reuses their memory.
     walk = TensorsForNumbers(
         graph,
-        numbers.scalars,
-        numbers.known,
-        numbers.slots,
+        numbers,
         formulas=ON_A_STREAM | ON_LISTS,
-        together=numbers_together(graph, numbers.scalars, numbers.known),
+        together=numbers_together(graph, numbers),
         makers=makers_of_results(graph),
         forgets=True,
     )

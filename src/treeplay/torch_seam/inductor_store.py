@@ -42,7 +42,7 @@ def key_in_store(compiled: Any) -> str | None:
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
-def stored_graph(key: str, options: Mapping[str, Any], *, is_backward: bool = False) -> BoxedCall | None:
+def stored_graph(key: str, options: Mapping[str, Any]) -> BoxedCall | None:
     """The graph, compiled for known sizes under `options`, that Inductor has stored under `key`; None if there is none.
 
     What a file that is damaged raises, or a compiler that is gone, is raised."""
@@ -55,7 +55,7 @@ def stored_graph(key: str, options: Mapping[str, Any], *, is_backward: bool = Fa
             TritonBundler.read_and_emit(found._triton_bundle)
         constants = CompiledFxGraphConstants()
         found.after_deserialization(constants)
-        found.post_compile((), constants, {"cudagraphs": BoxedBool(False), "is_backward": is_backward})
+        found.post_compile((), constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
     call: BoxedCall | None = found.current_callable
     return call
 

@@ -6,6 +6,7 @@ Runs only after a miss, so that the warm call carries no text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 
 from treeplay.trace.call import Call
 from treeplay.tree.inputs import current_inputs
@@ -78,12 +79,13 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
     yield from _arguments(signature, call)
     of_all = (*of_state(signature), *of_tensors(signature), *of_numbers(signature))
     if call.structure != signature.arguments:
-        of_all = tuple(condition for condition in of_all if not any(map(_is_given, condition.operands)))
+        of_all = tuple(condition for condition in of_all if not _is_of_arguments(condition))
     yield from _differences(of_all, call)
 
 
-def _is_given(operand: Operand) -> bool:
-    return isinstance(operand, (Argument, GivenContainer))
+def _is_of_arguments(condition: Condition) -> bool:
+    about = (getattr(condition, field.name) for field in fields(condition))
+    return any(isinstance(operand, (Argument, GivenContainer)) for operand in about)
 
 
 def _differences(conditions: Iterable[Condition], call: Call) -> Iterator[Mismatch]:

@@ -23,21 +23,15 @@ from treeplay.trace.training.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding
 from treeplay.values.same import is_same
-from treeplay.values.signature import Argument, AskedFact, Input
+from treeplay.values.signature import Argument
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.found import current, found_at, shown
 from treeplay.wrap.places import CallText, Operand
 
 
+@dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition of a call."""
-
-    __slots__ = ()
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """What it is about, as far as the arguments of a call may be."""
-        return ()
+    """One condition of a call. What it is about, as far as the arguments of a call may be, are fields that are operands."""
 
     def write(self, text: CallText) -> None:
         """Add the line that misses unless the condition holds."""
@@ -68,10 +62,6 @@ class Fits(Condition):
     spec: TensorSpec
     cls: type | None  # where it is known
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.of,)
-
     def write(self, text: CallText) -> None:
         text.checked.append(text.operand(self.of))
 
@@ -96,10 +86,6 @@ class IsValue(Condition):
     name: str
     value: Any
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.of,)
-
     def write(self, text: CallText) -> None:
         text.require(is_exactly(text, text.operand(self.of), self.value))
 
@@ -121,10 +107,6 @@ class AreOne(Condition):
     name: str
     told: tuple[str, str]
     are_one: bool = True
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return self.one, self.other
 
     def write(self, text: CallText) -> None:
         text.require(f"{text.operand(self.one)} {'is' if self.are_one else 'is not'} {text.operand(self.other)}")
@@ -168,72 +150,65 @@ class GuardsHold(Condition):
 class IsLeaf(Condition):
     """A tensor is where a backward ends, or is the result of something, as it was."""
 
-    item: Input
+    of: Operand
+    name: str
     is_leaf: bool
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.item.source,)
-
     def write(self, text: CallText) -> None:
-        text.require(f"{text.operand(self.item.source)}.is_leaf is {self.is_leaf}")
+        text.require(f"{text.operand(self.of)}.is_leaf is {self.is_leaf}")
 
     def difference(self, call: Call) -> Mismatch | None:
-        found = found_at(self.item.source, call)
+        found = found_at(self.of, call)
         if not isinstance(found, torch.Tensor) or found.is_leaf is self.is_leaf:
             return None
         told = {True: "a leaf of autograd", False: "the result of something differentiable"}
-        return Mismatch(self.item.name, told[self.is_leaf], told[found.is_leaf])
+        return Mismatch(self.name, told[self.is_leaf], told[found.is_leaf])
 
 
 @dataclass(frozen=True, slots=True)
 class HasFact(Condition):
     """A question of the program's to a tensor has the answer that it had. It may be a view of one of `checked`."""
 
-    asked: AskedFact
+    of: Operand
+    name: str
+    asked: str
+    answer: Any
     checked: tuple[Operand, ...]
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.asked.source,)
-
     def write(self, text: CallText) -> None:
-        tensor, answer = text.operand(self.asked.source), self.asked.answer
-        if isinstance(answer, tuple):
+        tensor = text.operand(self.of)
+        if isinstance(self.answer, tuple):
             asks, others = text.use("base_among", base_among), tuple_of(map(text.operand, self.checked))
-            text.require(f"{asks}({tensor}, {others}) == {text.constant(answer)}")
+            text.require(f"{asks}({tensor}, {others}) == {text.constant(self.answer)}")
         else:
-            text.require(is_exactly(text, BY_NAME[self.asked.name].code.format(tensor), answer))
+            text.require(is_exactly(text, BY_NAME[self.asked].code.format(tensor), self.answer))
 
     def difference(self, call: Call) -> Mismatch | None:
-        found = found_at(self.asked.source, call)
+        found = found_at(self.of, call)
         if not isinstance(found, torch.Tensor):
             return None  # told already
-        if isinstance(self.asked.answer, tuple):
+        if isinstance(self.answer, tuple):
             now: Any = base_among(found, [found_at(other, call) for other in self.checked])
         else:
-            now = BY_NAME[self.asked.name].ask(found)
-        if is_same(now, self.asked.answer) or (isinstance(now, tuple) and now == self.asked.answer):
+            now = BY_NAME[self.asked].ask(found)
+        if is_same(now, self.answer) or (isinstance(now, tuple) and now == self.answer):
             return None
-        return Mismatch(f"{self.asked.label}.{self.asked.name}", shown(self.asked.answer), shown(now))
+        return Mismatch(f"{self.name}.{self.asked}", shown(self.answer), shown(now))
 
 
 @dataclass(frozen=True, slots=True)
 class Begins(Condition):
     """A tensor begins where it did in its storage."""
 
-    item: Input
+    of: Operand
+    name: str
     at: int
 
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return (self.item.source,)
-
     def write(self, text: CallText) -> None:
-        text.require(f"{text.operand(self.item.source)}.storage_offset() == {self.at}")
+        text.require(f"{text.operand(self.of)}.storage_offset() == {self.at}")
 
     def difference(self, call: Call) -> Mismatch | None:
-        found = found_at(self.item.source, call)
+        found = found_at(self.of, call)
         if not isinstance(found, torch.Tensor) or found.storage_offset() == self.at:
             return None
-        return Mismatch(f"storage offset of {self.item.name}", str(self.at), str(found.storage_offset()))
+        return Mismatch(f"storage offset of {self.name}", str(self.at), str(found.storage_offset()))

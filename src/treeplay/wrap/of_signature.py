@@ -89,14 +89,15 @@ def of_tensors(signature: Signature) -> Iterator[Condition]:
     """Conditions on tensors that are known to fit."""
     for item in signature.inputs:
         if item.is_leaf is not None:
-            yield IsLeaf(item, item.is_leaf)
+            yield IsLeaf(item.source, item.name, item.is_leaf)
         if item.begins is not None:
-            yield Begins(item, item.begins)
+            yield Begins(item.source, item.name, item.begins)
     if signature.facts:
         arguments = (Argument(at) for at, leaf in enumerate(signature.leaves) if type(leaf) is TensorSpec)
         state = (item.source for item in signature.inputs if isinstance(item.source, State))
         checked: tuple[Operand, ...] = (*arguments, *state)
-        yield from (HasFact(asked, checked) for asked in signature.facts)
+        for fact in signature.facts:
+            yield HasFact(fact.source, fact.label, fact.name, fact.answer, checked)
     if signature.sizes is not None:
         yield SizesAre(signature.sizes, signature.inputs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,16 +63,11 @@ def saved_roles(forward: torch.fx.GraphModule, roles: Sequence[Role]) -> dict[st
     return found
 
 
-def fixed_inputs(names: Sequence[str]) -> int:
-    """How many leading inputs of a backward keep their place: all that are neither gradients nor random state.
-
-    Raises `InternalError` if they do not come first."""
-    is_fixed = [_is_fixed(name) for name in names]
-    count = next((at for at, fixed in enumerate(is_fixed) if not fixed), len(names))
-    if any(is_fixed[count:]):
-        odd = names[count + is_fixed[count:].index(True)]
-        raise InternalError(f"input `{odd}` of a backward is saved, and comes after `{names[count]}`, which is not")
-    return count
+def check_saved_come_first(names: Sequence[str]) -> None:
+    """Raise `InternalError` unless the inputs of a backward that are saved come before gradients and random state."""
+    for before, name in pairwise(names):
+        if _is_fixed(name) and not _is_fixed(before):
+            raise InternalError(f"input `{name}` of a backward is saved, and comes after `{before}`, which is not")
 
 
 def is_gradient(name: str) -> bool:

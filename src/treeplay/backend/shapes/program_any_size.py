@@ -8,8 +8,8 @@ What the program and the compiler ask of the symbols is ours to guard: the symbo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,17 +132,14 @@ def _changing(item: Input, changing: Changing) -> frozenset[int]:
     return changing.get(item.source.index, frozenset()) if isinstance(item.source, Argument) else frozenset()
 
 
-def _without_inference_mode() -> Any:
+@contextmanager
+def _without_inference_mode() -> Iterator[None]:
     """Tensors without data are not made in inference mode: outside of it, with gradients off, the operators are the same."""
-    return _NotInference() if torch.is_inference_mode_enabled() else nullcontext()
-
-
-class _NotInference(ExitStack):
-    def __enter__(self) -> _NotInference:
-        super().__enter__()
-        self.enter_context(torch.inference_mode(False))
-        self.enter_context(torch.no_grad())
-        return self
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _check_layouts(module: torch.fx.GraphModule, results: Sequence[TensorSpec]) -> None:

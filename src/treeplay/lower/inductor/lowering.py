@@ -85,15 +85,12 @@ def _compiled(
 
     results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     specs = _specs(graph, numbers, device)
-    scalars, known = numbers.scalars, numbers.known
     interpreter = TensorsForNumbers(
         graph,
-        scalars,
-        known,
-        numbers.slots,
+        numbers,
         formulas=WRITTEN_OUT,
         # In few kernels, where each is run by one thread; on a CPU all are lines of one loop.
-        together=numbers_together(graph, scalars, known, is_compiled=True) if device.type == "cuda" else None,
+        together=numbers_together(graph, numbers, is_compiled=True) if device.type == "cuda" else None,
     )
     stored: list[tuple[str, dict[str, Any]]] = []
     # One compilation at a time in the process, torch's own included.

@@ -1,4 +1,4 @@
-"""`CallPlan` → source of the function that a call runs; the node's are in `emit_forward` and `emit_backward`.
+"""`CallPlan` → source of the function that a call runs; the node's are in `forward` and `backward`.
 
     def call(args):
         arg0, arg1 = args                  the arguments, if anything needs them later

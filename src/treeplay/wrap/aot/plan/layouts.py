@@ -20,6 +20,7 @@ import torch
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
 from treeplay.values.layout import Layout
+from treeplay.wrap.aot.plan.bases import layout_of
 from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
 from treeplay.wrap.aot.tracing.probe import apart
 
@@ -34,7 +35,7 @@ def known_layout(tensor: torch.Tensor) -> Layout:
     numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
     if not all(type(number) is int for number in numbers):
         raise refusal("wrap", "a view or a gradient whose sizes are not known at the trace", None)
-    return Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
+    return layout_of(tensor)
 
 
 def layout_from(sample: torch.Tensor, steps: list[Any]) -> Layout:

@@ -81,7 +81,7 @@ class LineWatch(TorchFunctionMode):
         elif name == "detach_" and not any(tensors.shares_storage(args[0], value) for _, value in self.inputs):
             pass  # the trace's own tensor loses its history as the user's would
         elif _is_in_place(name):
-            where = location_in(fx.stack_of_current_node()) or user_location()
+            where = _line()
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
@@ -108,13 +108,11 @@ class LineWatch(TorchFunctionMode):
     def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         why = in_place.why_not(name, args, kwargs)
         if why is not None:
-            raise refusal(
-                name, f"fails when it runs: {why}", location_in(fx.stack_of_current_node()) or user_location()
-            )
+            raise refusal(name, f"fails when it runs: {why}", _line())
 
     def _refuse_enlarged(self, name: str, written: Sequence[torch.Tensor]) -> None:
         if any(map(in_place.is_enlarged, written)):
-            where = location_in(fx.stack_of_current_node()) or user_location()
+            where = _line()
             raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
 
     def _refuse_setting(self, func: Any) -> None:
@@ -197,3 +195,8 @@ def _statistics_written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     given = dict(zip(names, args, strict=False)) | {**kwargs}
     found = (given.get("running_mean"), given.get("running_var"))
     return [one for one in found if isinstance(one, torch.Tensor)] if given.get("training") else []
+
+
+def _line() -> Location | None:
+    """The user's line: the one that a captured graph notes at the node that runs, or else the one that is running."""
+    return location_in(fx.stack_of_current_node()) or user_location()

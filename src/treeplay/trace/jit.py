@@ -133,15 +133,19 @@ def _trace_over(
     snapshot.gradients_set = run.watch.grads_set
     is_shared = has_company()
     tracer.reads = tracer.world.reads = snapshot.reads = run.reads
+    is_refused = False
     try:
         made = _traced(program, call, run, is_shared=is_shared)
     except Refusal as refusal:
+        is_refused = True
         raise _told(
             refusal, run
         ) from refusal.__cause__  # no name here: the exception would hold the frame that holds it
     finally:
         generators.note(run.reads)
         _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
+        if is_refused:  # else once what it has read is let go
+            forget_in_tables(run.tracer.tape.leaked())
         if generators.is_used and not generators.is_marking:
             # Out of `finally` on purpose: it takes the place of whatever an unmarked run came to, a refusal included.
             raise _UsesGenerators
@@ -265,8 +269,6 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
 def _forget_cached(tape: TraceTape) -> None:
     if tape.leaked():  # also through an exception that is on its way
         tape.was_cached |= forget_cached(tape.is_own)
-    if kept := tape.leaked():
-        tape.was_cached |= forget_in_tables(kept)
 
 
 def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+from treeplay.trace.restore.caching import forget_in_tables
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.run.tracer import Tracer
 
@@ -29,7 +30,9 @@ def check_no_leak(tracer: Tracer) -> None:
         return
     # A fake in a reference cycle is garbage, which nobody keeps. Not for every trace: a collection takes long.
     gc.collect()
-    if tracer.tape.leaked() or tracer.tape.was_cached:
+    kept = tracer.tape.leaked()
+    forget_in_tables(kept)
+    if kept or tracer.tape.was_cached:
         raise tracer.refuse(
             "store",
             "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set, a function that caches its "

@@ -58,6 +58,15 @@ def test_one_program_traced_twice_differs_in_nothing() -> None:
     assert evidence(program).difference(evidence(program)) is None
 
 
+def test_a_nan_among_the_numbers_is_no_difference() -> None:
+    """Each trace makes its own NaN, which no NaN equals."""
+
+    def program(x: torch.Tensor) -> Any:
+        return x.masked_fill(x > 2, float("nan")) - torch.tensor([float("nan"), 1.0, 2.0])
+
+    assert evidence(program).difference(evidence(program)) is None
+
+
 scale: Any = 2.0
 DIFFERENCES: dict[str, tuple[Callable[[torch.Tensor, int], Any], str]] = {
     "number": (lambda x, n: x * (2.0 + n), "is given the number 2.0 when it was recorded and 3.0 now"),

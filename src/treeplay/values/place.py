@@ -138,7 +138,9 @@ class Binding:
         if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
             return False
         return (
-            self.how is How.GRAD or isinstance(self.holder, (list, tuple, deque)) or self.holder is self.parent.read_or(None)
+            self.how is How.GRAD
+            or isinstance(self.holder, (list, tuple, deque))
+            or self.holder is self.parent.read_or(None)
         )
 
     def anew(self) -> Binding:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from treeplay.observe.lines import is_own_or_text, is_users_or_text
 from treeplay.trace.survey.code_names import methods_used, names_in, stores_in
-from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names, is_own, is_users
+from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Binding, How, root
@@ -42,7 +43,7 @@ class SurveyedFunctions:
         for label in ("__defaults__", "__kwdefaults__"):
             defaults = getattr(function, label) or ()
             self._walk.enter(defaults, root(defaults, f"{place}.{label}"), ALWAYS)
-        if is_users(code.co_filename):
+        if is_users_or_text(code.co_filename):
             self._walk.names.read(function)
             self._own_attributes(function, place)
             self._globals(function.__globals__, code, "")
@@ -72,7 +73,7 @@ class SurveyedFunctions:
         """Note the names that a class's entry method, and what it calls on itself, read; enter the user's functions."""
         for method in methods_used(cls, entry):
             self._walk.names.read(method)
-            if is_users(method.__code__.co_filename):
+            if is_users_or_text(method.__code__.co_filename):
                 self._walk.enter(method, root(method, method.__qualname__), ALWAYS)
 
     def enter_named_methods(self) -> None:
@@ -106,7 +107,7 @@ class SurveyedFunctions:
     def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
         names, stored = names_in(code), stores_in(code)
         place = root(table, prefix.rstrip(".") or "globals")
-        whose = ALWAYS if is_own(code.co_filename) else FOREIGN
+        whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
         for name in sorted(names & (table.keys() | stored)):
             if name[0] == "@":  # how pytest names itself in a rewritten `assert`, to tell of one that failed
                 continue
@@ -124,7 +125,7 @@ class SurveyedFunctions:
         is_library = module.__name__.partition(".")[0] in LIBRARIES
         if (
             file
-            and is_users(file)
+            and is_users_or_text(file)
             and not is_library
             and (module, code) not in self._modules
             and prefix.count(".") <= 3
@@ -137,4 +138,4 @@ def _function_of(entry: Any) -> FunctionType | None:
     """The user's function behind an entry of a class: a method, a property, a static or a jitted method."""
     for name in ("__func__", "fget", "func", "__wrapped__"):
         entry = getattr(entry, name, None) or entry
-    return entry if is_a(entry, FunctionType) and is_own(entry.__code__.co_filename) else None
+    return entry if is_a(entry, FunctionType) and is_own_or_text(entry.__code__.co_filename) else None

@@ -281,6 +281,19 @@ def test_what_no_guard_sees_is_found_told_and_recorded_anew(kind: Any, tmp_path:
 
 
 @pytest.mark.usefixtures("at_once")
+def test_the_calls_of_a_recording_that_was_stale_count_on(tmp_path: Path) -> None:
+    world = OfFile(tmp_path)
+    jitted = jit(lambda x: x * world.read() - 1)
+    for _ in range(11):  # 1 eager, 10 replayed
+        jitted(X)
+    world.set(3)
+    with pytest.warns(StaleRecordingWarning):
+        jitted(X)
+    (entry,) = jitted._manager.cache.table
+    assert entry.calls == 12
+
+
+@pytest.mark.usefixtures("at_once")
 def test_the_call_that_is_audited_gives_the_right_result_and_its_effects_once(tmp_path: Path) -> None:
     world, holder = OfFile(tmp_path), Holder()
     holder.out = torch.zeros(3)

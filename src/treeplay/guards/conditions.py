@@ -20,13 +20,12 @@ import torch
 
 from treeplay.guards.alike import check_of_slot
 from treeplay.guards.memory import held
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides, is_initialised
-from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.same import is_same, is_value
-from treeplay.values.spec import TensorSpec, layout_text
+from treeplay.values.same import is_same
+from treeplay.values.spec import layout_text
 
 Commit = Callable[[], None]
 
@@ -274,27 +273,3 @@ def differing(place: str, before: Any, found: Any) -> Mismatch:
     """A difference as text."""
     old, new = shown(before), shown(found)
     return Mismatch(place, old, new if new != old else "another object")
-
-
-def _is_short(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
-
-
-def shown(value: Any) -> str:
-    """A value as a short text; never a tensor's numbers, which would wait for its device."""
-    if is_a(value, torch.Tensor):
-        is_plain = has_strides(value)
-        return f"a tensor {TensorSpec.of(value)}" if is_plain else f"a {value.layout} tensor"
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(ABSENT))):
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-    if type(value) in (list, tuple, set, dict) and len(value) <= 8:
-        text = repr(value) if all(map(_is_short, value.values() if isinstance(value, dict) else value)) else ""
-        if 0 < len(text) <= 60:
-            return text
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if isinstance(value, (list, tuple, set, dict)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if is_value(value) and not isinstance(value, (type, FunctionType)):
-        return repr(value)[:60]
-    return f"{type(value).__name__} {name}" if isinstance(name, str) else f"this {type(value).__name__}"

@@ -10,7 +10,8 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from treeplay.guards.conditions import Comparison, ContainerGuard, differing, shown
+from treeplay.guards.conditions import Comparison, ContainerGuard, differing
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
 from treeplay.values.kinds import is_a, items

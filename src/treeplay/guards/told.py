@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from treeplay.guards.conditions import Guard, shown
+from treeplay.guards.conditions import Guard
 from treeplay.guards.dependencies import Dependencies
+from treeplay.observe.shown import shown
 from treeplay.values.kinds import is_a
 
 _SHOWN = (bool, int, float, complex, str, bytes, type(None))

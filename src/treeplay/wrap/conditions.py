@@ -17,6 +17,7 @@ import torch
 
 from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import is_exactly
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.facts import BY_NAME, base_among
 from treeplay.trace.call import Call
 from treeplay.trace.training.hooks import HookTables
@@ -25,7 +26,7 @@ from treeplay.values.place import Binding
 from treeplay.values.same import is_same
 from treeplay.values.signature import Argument, AskedFact, Input
 from treeplay.values.spec import TensorSpec
-from treeplay.wrap.found import current, found_at, shown
+from treeplay.wrap.found import current, found_at
 from treeplay.wrap.places import CallText, Operand
 
 

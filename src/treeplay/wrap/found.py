@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.call import Call
 from treeplay.values.flatten import given_containers
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Argument, Constant, GivenContainer, State
-from treeplay.values.spec import TensorSpec
 from treeplay.wrap.places import Operand
 
 
@@ -29,17 +27,9 @@ def found_at(of: Operand, call: Call) -> Any:
             return current(of, call)
 
 
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING = _Nothing()
-
-
 def _container(name: str, call: Call) -> Any:
     found = given_containers(call.structure, call.args, call.kwargs)
-    return next((value for variable, value, _ in found if variable == name), _NOTHING)
+    return next((value for variable, value, _ in found if variable == name), ABSENT)
 
 
 def current(place: Binding, call: Call | None = None) -> Any:
@@ -53,7 +43,7 @@ def current(place: Binding, call: Call | None = None) -> Any:
             match place.how:
                 case How.ITEM:
                     if isinstance(owner, dict) and place.key not in owner:
-                        return _NOTHING  # a defaultdict would make an entry
+                        return ABSENT  # a defaultdict would make an entry
                     return owner[place.key]
                 case How.GRAD:
                     return owner.grad
@@ -61,10 +51,4 @@ def current(place: Binding, call: Call | None = None) -> Any:
                     return getattr(owner, str(place.key))
         return place.read()
     except (KeyError, IndexError, AttributeError, ValueError, TypeError):
-        return _NOTHING
-
-
-def shown(value: Any) -> str:
-    """A value as a short text."""
-    text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
+        return ABSENT

@@ -19,11 +19,12 @@ import torch
 
 from treeplay.guards.alive import one_would_be_gone
 from treeplay.guards.check.quick import QuickCheck, never
-from treeplay.guards.conditions import Comparison, TensorFacts, shown
+from treeplay.guards.conditions import Comparison, TensorFacts
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.told import plain_values, summary
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.reads.reads import Reads
+from treeplay.observe.shown import ShownText
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.autograd import set_version, version_of
@@ -41,16 +42,6 @@ class Change:
     before: Any
     after: Any
     is_blind: bool = False  # whether the program assigned the place and never read it before
-
-
-class ShownText:
-    """A text in the place of a container's content that has changed as a whole."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 class Snapshot:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.shown import shown
 from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, value_of
 from treeplay.trace.restore.snapshot import Change, Snapshot
 from treeplay.trace.signature.references import References
@@ -139,7 +140,7 @@ def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
         return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
-        f"the program changes a Python value from {_short(change.before)} to {_short(change.after)} on each call, "
+        f"the program changes a Python value from {shown(change.before)} to {shown(change.after)} on each call, "
         "and a replay runs no Python",
         "change it outside of the program, or keep it in a tensor",
         may_pass=True,
@@ -160,8 +161,3 @@ def _is_count(before: Any, after: Any) -> bool:
 def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """Whether a value is one of these kinds, or a container with one in it."""
     return any(isinstance(leaf, kinds) for leaf in flatten(value)[0])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"a {type(value).__name__}"

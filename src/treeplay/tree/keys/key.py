@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
 from treeplay.trace.call import Call
@@ -183,7 +184,7 @@ def _short(value: Any) -> str:
         return "fake tensor"
     if is_a(value, torch.Tensor) and value.layout in _OTHER_LAYOUTS:
         return str(value.layout).removeprefix("torch.")
-    text = repr(value) if is_a(value, PLAIN) else ""
+    text = shown(value) if is_a(value, PLAIN) else ""
     return text if 0 < len(text) <= 30 else f"<{type(value).__name__}>"
 
 

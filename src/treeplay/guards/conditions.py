@@ -1,9 +1,11 @@
 """The kinds of guards: each holds what the traced run met in one object, and tells what differs there now.
 
-    Table, Items, Members   dictionaries, lists and sets: `containers.py`
-    Cell       a variable of a closure                 Asked     what a function gives: a slot, a weak reference, ...
-    Kind       the class of an object                  Code      what a function is made of
-    Data       the bytes of a NumPy array              Facts     what can be read of a tensor besides its values
+    Table, Items, Members   dictionaries, lists, deques and sets: `containers.py`
+    Asked          what a function gives: the content of a closure's cell, a slot, a weak reference, a setting
+    HasGradient    whether a tensor has a gradient
+    Code           what a function is made of
+    Data           the bytes of a NumPy array
+    TensorFacts    what can be read of a tensor besides its values
 
 A guard compares by identity first. A value that was replaced is the same if it is an immutable value that is exactly the same,
 or a container in the only place that leads to it whose contents are the same; then the guard goes over to the new one.

@@ -1,4 +1,4 @@
-"""What a run depends on: guards by kind, each object once. `reach.py` collects them, `check.py` asks them."""
+"""What a run depends on: guards by kind, each object once. `walk/` collects them, `check/` asks them."""
 
 from __future__ import annotations
 

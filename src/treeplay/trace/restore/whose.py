@@ -1,6 +1,6 @@
 """Whose is a change that was found after a run without effect: the program's, or another thread's?
 
-A trace, and each later run of a program for its recording (`rerun.py`, `opaque.py`), undoes what the program did and nothing
+A trace, and each later run of a program for its recording (`rerun.py`, `opaque/`), undoes what the program did and nothing
 else. With no other thread there is nothing to ask. Else:
 
     a fake or a symbolic number stands there           ours

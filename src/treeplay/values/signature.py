@@ -7,7 +7,7 @@ numbers ───┘                        └─▶ writes (slots such as `.gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -180,6 +180,12 @@ class Write:
     value: Ref
 
 
+def values_in(refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Ref]:
+    """What is returned and stored, containers taken apart."""
+    for ref in (*refs, *(write.value for write in writes)):
+        yield from parts_of(ref)
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """A plain value, function or object that the program met at `place`: it must still be `value`."""
@@ -250,8 +256,7 @@ class Signature:
     @property
     def values(self) -> Iterator[Ref]:
         """What is returned and stored, containers taken apart."""
-        for ref in (*self.refs, *(write.value for write in self.writes)):
-            yield from parts_of(ref)
+        return values_in(self.refs, self.writes)
 
     def __str__(self) -> str:
         return (

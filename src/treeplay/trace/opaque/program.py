@@ -41,7 +41,7 @@ from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Built, Input, Signature, State, parts_of
+from treeplay.values.signature import Argument, Built, Input, Signature, State, values_in
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
@@ -143,8 +143,7 @@ class Rehearsed:
 
     def _kept(self, *, is_step: bool) -> tuple[int, ...]:
         """All inputs but those that nothing needs: gradients in a program that has none."""
-        refs = [*self.shown.refs, *(write.value for write in self.shown.writes)]
-        needed = set(inputs_used(part for ref in refs for part in parts_of(ref)))
+        needed = set(inputs_used(values_in(self.shown.refs, self.shown.writes)))
         return tuple(
             at
             for at, item in enumerate(self.prepared.inputs)

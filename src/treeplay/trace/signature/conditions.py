@@ -32,7 +32,7 @@ from treeplay.values.signature import (
     Unread,
     Watch,
     Write,
-    parts_of,
+    values_in,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
@@ -88,8 +88,7 @@ def make_signature(
 
 
 def _computed(refs: tuple[Ref, ...], writes: tuple[Write, ...]) -> Iterator[str]:
-    parts = (part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref))
-    return (part.expression for part in parts if isinstance(part, Computed))
+    return (part.expression for part in values_in(refs, writes) if isinstance(part, Computed))
 
 
 def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:

@@ -15,7 +15,7 @@ from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import given_containers
 from treeplay.values.kinds import is_frozen
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
+from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, values_in
 from treeplay.values.structure import Leaf, Structure
 
 
@@ -84,8 +84,7 @@ def given_name(place: Binding) -> str | None:
 def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Meeting]:
     """Which containers of a call have to be one, with each other and with state, as in this call, and which two."""
     writes = list(writes)
-    values = [part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref)]
-    used = {value.name for value in values if isinstance(value, GivenContainer)}
+    used = {value.name for value in values_in(refs, writes) if isinstance(value, GivenContainer)}
     used |= {name for write in writes if (name := given_name(write.place)) is not None}
     for places in found.given.values():
         first = places[0]

@@ -37,6 +37,33 @@ LineOf = Callable[[Binding], Location | None]
 _FROZEN = (*PLAIN, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, ModuleType, range)
 
 
+def not_plain(refuse: Refuse, where: Location | None = None) -> Refusal:
+    """The refusal of a tensor that a replay, which makes plain ones, could not make."""
+    return refuse(
+        "result",
+        "returns or stores a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read, a "
+        "subclass",
+        "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
+        where,
+    )
+
+
+def not_traced(refuse: Refuse) -> Refusal:
+    """The refusal of a tensor that is neither an input of the trace nor was made in it."""
+    why = "returns or stores a tensor that no traced operator made"
+    return refuse("result", why, "make it with torch operators")
+
+
+def of_another_dtype(refuse: Refuse, where: Location | None = None) -> Refusal:
+    """The refusal of a view that no tensor of the recording has the memory for."""
+    return refuse(
+        "result",
+        "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
+        "return a copy of it (.clone())",
+        where,
+    )
+
+
 class References:
     """Makes references, one for each tensor however often it is met."""
 

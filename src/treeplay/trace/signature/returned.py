@@ -12,7 +12,7 @@ import torch
 
 from treeplay.torch_seam.autograd import is_used_up
 from treeplay.torch_seam.tensors import extent_of
-from treeplay.trace.signature.references import References, Refuse
+from treeplay.trace.signature.references import References, Refuse, not_plain, of_another_dtype
 from treeplay.trace.survey.found import Survey
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import SameAsInput
@@ -38,20 +38,12 @@ class Returned(References):
             return self._static(tensor)
         self.check_attributes(tensor)
         if not is_plain(tensor):
-            raise self.refuse(
-                "result",
-                "returns or stores a tensor that is more than memory, shape and stride: sparse, conjugated, a subclass",
-                "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
-            )
+            raise not_plain(self.refuse)
         self._check_history(tensor)
         extent = extent_of(tensor)
         ref = self.in_memory(tensor, extent, extent.whole, self._inputs)
         if ref is None:
-            raise self.refuse(
-                "result",
-                "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
-                "return a copy of it (.clone())",
-            )
+            raise of_another_dtype(self.refuse)
         if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(whole(tensor))
         return ref

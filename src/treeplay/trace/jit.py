@@ -187,7 +187,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         if isinstance(run.watch, GoingOn):
             _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
-    check_global_state(run.tracer, run.snapshot)
+    check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
     schedules.finish(result, run.reads)
     check_arrays(run, call)
     run.tracer.tape.log.append(result_entry(result))
@@ -207,7 +207,7 @@ def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
     """Note what else is in the way of a run that went on to its end: what is looked for once nothing is refused."""
     tape = run.tracer.tape
     with contextlib.suppress(Refusal):
-        check_global_state(run.tracer, run.snapshot)
+        check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
     difference = first_difference(first_run, tape.log)
     if difference is not None:
         tape.refusals[difference] = None

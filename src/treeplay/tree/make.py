@@ -20,7 +20,6 @@ from treeplay.trace.call import Call
 from treeplay.trace.opaque.program import OpaqueProgram
 from treeplay.trace.restore.randomness import is_own
 from treeplay.trace.traced import Trace
-from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
 from treeplay.values.output import Fresh, values_used
 from treeplay.values.place import How

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treeplay.observe.shown import shown
 from treeplay.trace.call import Call
-from treeplay.tree.inputs import current_inputs
 from treeplay.tree.keys.key import values_in_objects
 from treeplay.tree.table import Observation, Recording
 from treeplay.values.mismatch import Mismatch
@@ -18,6 +17,7 @@ from treeplay.values.signature import Argument, GivenContainer, Signature
 from treeplay.values.structure import as_written
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.conditions import AreOne, Condition, Fits
+from treeplay.wrap.found import current_inputs
 from treeplay.wrap.of_signature import of_arguments, of_meetings, of_numbers, of_state, of_tensors
 from treeplay.wrap.places import Operand
 

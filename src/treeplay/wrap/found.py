@@ -8,7 +8,7 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.call import Call
 from treeplay.values.flatten import given_containers
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import Argument, Constant, GivenContainer, State
+from treeplay.values.signature import Argument, Constant, GivenContainer, Signature, State
 from treeplay.wrap.places import Operand
 
 
@@ -32,10 +32,15 @@ def _container(name: str, call: Call) -> Any:
     return next((value for variable, value, _ in found if variable == name), ABSENT)
 
 
-def current(place: Binding, call: Call | None = None) -> Any:
+def current_inputs(signature: Signature, call: Call) -> list[Any]:
+    """What the graph's inputs stand for in `call`."""
+    return [found_at(item.source, call) for item in signature.inputs]
+
+
+def current(place: Binding, call: Call) -> Any:
     """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
     try:
-        if place.how is How.ARGUMENT and call is not None:
+        if place.how is How.ARGUMENT:
             return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
         is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
         if place.parent is not None and (place.is_read_anew or is_of_argument):

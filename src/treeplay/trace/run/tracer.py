@@ -35,8 +35,7 @@ from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.on_fakes import OnFakes
-from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, as_recorded
-from treeplay.trace.run.recurrent_piece import RecurrentPiece
+from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
 from treeplay.trace.training.fused import torchs_own
 from treeplay.values.location import Location

@@ -30,17 +30,17 @@ from treeplay.trace.turn import Busy
 from treeplay.values.location import Location
 from treeplay.values.output import Fresh, Static, View
 from treeplay.values.signature import Argument, Built, Input, Kind, Ref, Signature, values_in
+from treeplay.values.sizes import not_for_all
 from treeplay.values.spec import ANY_SIZE, TensorSpec
 from treeplay.values.structure import as_written, paths
 
 Changing = Mapping[int, frozenset[int]]
 """The dimensions whose sizes change, by the leaf of the arguments."""
-_FIX = "nothing: its sizes are recorded one by one, within the budget"
 
 
 def refusal(why: str, where: Location | None = None) -> Refusal:
     """Why a program is not compiled for all sizes."""
-    return Refusal.of("sizes", f"not compiled for all at once: {why}", _FIX, where)
+    return Refusal(not_for_all(why, where))
 
 
 def meets_numpy(*_: Any) -> Any:

@@ -27,8 +27,6 @@ from treeplay.settings import settings
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.all_sizes.compile import (
-    FIX,
-    OP,
     ForAllSizes,
     MadeForAllSizes,
     compile_in_background,
@@ -48,6 +46,7 @@ from treeplay.tree.table import Entry, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind
+from treeplay.values.sizes import ONE_BY_ONE, SIZES, not_for_all
 from treeplay.wrap.emit import MISS
 
 COMPILING = "compiled for all sizes meanwhile"
@@ -94,7 +93,7 @@ class AllSizes:
         self._cache.table.put(sizeless, own)
         why = self._known_reason(sizeless)
         if why is not None:
-            note_failed(own, Reason(OP, f"not compiled for all at once: {why}", FIX), self._cache.name)
+            note_failed(own, not_for_all(why), self._cache.name)
             return MISS
         self._cache.sizes.is_tried = True
         if not self._is_prepared():
@@ -174,7 +173,9 @@ class AllSizes:
             recording.tier = f"compiled once for all sizes: {told}"
             return
         self._cache.drop(own, recording)
-        note_failed(own, Reason(OP, f"what was compiled for all at once is not faster: {told}", FIX), self._cache.name)
+        note_failed(
+            own, Reason(SIZES, f"what was compiled for all at once is not faster: {told}", ONE_BY_ONE), self._cache.name
+        )
 
     def _recorded(self, own: Entry, call: Call, changing: Mapping[int, frozenset[int]]) -> Any:
         """The result of a call that is observed, and that the program is then traced for."""
@@ -215,5 +216,5 @@ class AllSizes:
             told = as_internal(error, "recording a call for all sizes")
             own.errors.append(told.text)
             tell_internal(told, self._cache.name)
-            note_failed(own, Reason(OP, str(told).splitlines()[0], "report it"), self._cache.name)
+            note_failed(own, Reason(SIZES, str(told).splitlines()[0], "report it"), self._cache.name)
         return None

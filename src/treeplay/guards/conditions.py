@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -47,8 +47,6 @@ class Comparison:
             return True
         if type(before) is not type(now):
             return False
-        if isinstance(before, MethodType):
-            return before.__func__ is now.__func__ and before.__self__ is now.__self__
         if isinstance(before, tuple):
             pairs = zip(tuple.__iter__(before), tuple.__iter__(now), strict=False)
             return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)

@@ -130,17 +130,30 @@ class Table(ContainerGuard):
             yield self.label_of(key), value
 
 
-class Items(ContainerGuard):
-    """All elements of a list or a deque, in their order."""
+class _InOrder(ContainerGuard):
+    """All elements of a container, in the order that a program meets them in."""
 
     __slots__ = ("recorded",)
 
     def __init__(self, holder: Any, label: str) -> None:
         super().__init__(holder, label)
-        self.recorded = elements(holder)
+        self.recorded = items(holder)
+
+    def now(self) -> Any:
+        return items(self.holder)
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = items(holder)
+
+
+class Items(_InOrder):
+    """The elements of a list or a deque."""
+
+    __slots__ = ()
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
-        now = elements(holder)
+        now = items(holder)
         if _most(holder) != _most(self.holder):
             return Mismatch(f"{self.label}.maxlen", str(_most(self.holder)), str(_most(holder)))
         if len(now) != len(self.recorded):
@@ -150,48 +163,25 @@ class Items(ContainerGuard):
                 return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 
-    def now(self) -> Any:
-        return elements(self.holder)
-
-    def go_over_to(self, holder: Any) -> None:
-        self.holder = holder
-        self.recorded = elements(holder)
-
     def places(self) -> Iterator[tuple[str, Any]]:
         for at, value in enumerate(self.recorded):
             yield f"{self.label}[{at}]", value
 
 
-class Members(ContainerGuard):
-    """All elements of a set."""
+class Members(_InOrder):
+    """The elements of a set."""
 
-    __slots__ = ("recorded",)
-
-    def __init__(self, holder: Any, label: str) -> None:
-        super().__init__(holder, label)
-        self.recorded = list(set.__iter__(holder))
+    __slots__ = ()
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
-        now = list(set.__iter__(holder))  # in the order that a program would meet them in
+        now = items(holder)
         is_same_order = len(now) == len(self.recorded) and all(
             comparison.alike(before, found) for before, found in zip(self.recorded, now, strict=True)
         )
         return None if is_same_order else Mismatch(self.label, shown(self.recorded), shown(now))
 
-    def now(self) -> Any:
-        return set(set.__iter__(self.holder))
-
-    def go_over_to(self, holder: Any) -> None:
-        self.holder = holder
-        self.recorded = list(set.__iter__(holder))
-
     def places(self) -> Iterator[tuple[str, Any]]:
         yield self.label, self.recorded
-
-
-def elements(holder: Any) -> list[Any]:
-    """What a list or deque holds, whatever a subclass makes of iteration."""
-    return items(holder)
 
 
 def _most(holder: Any) -> int | None:

@@ -14,7 +14,7 @@ from treeplay.guards.conditions import Comparison, ContainerGuard, differing
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
-from treeplay.values.kinds import is_a, items
+from treeplay.values.kinds import builtin_of, is_a, items
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
 
@@ -70,9 +70,9 @@ class Table(ContainerGuard):
             return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:
             return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
-        entries = (collections.OrderedDict if is_a(holder, collections.OrderedDict) else dict).items(holder)
+        entries = builtin_of(holder).items(holder)
         if self.matters is not None:
-            entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
+            entries = ((key, value) for key, value in entries if self.matters(key))
         # As they are while nothing is traced: another thread may have put stand-ins there.
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.walk.kinds import Memory
+from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
 from treeplay.trace.survey.found import PLAIN, Survey
@@ -68,7 +68,7 @@ class _Surveyor:
             (CellType, functions.cell),
             (type, objects.class_),
             (torch.Generator, objects.generator),
-            ((Memory, contextvars.ContextVar), objects.memory),
+            ((*memories(), contextvars.ContextVar), objects.memory),
             (functools._lru_cache_wrapper, functools.partial(_cached, walk)),
             (torch.amp.GradScaler, objects.scaler),
             (ModuleType, _nothing),

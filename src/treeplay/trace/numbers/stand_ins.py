@@ -67,23 +67,24 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
     return numbers
 
 
-def stand_in_for_state(run: TracedRun, call: Call) -> list[Number]:
+def stand_in_for_state(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each number of the state that is an input; a snapshot undoes it."""
-    if call.is_plain:
+    if run.call.is_plain:
         return []
     numbers: list[Number] = []
     alone = {place for place, _ in run.found.cells}
     for place, value in run.found.watched:
         # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
         is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in (dict, list))
-        if may_be_input(value) and is_undone and place.trail in call.state and place.read_or(None) is value:
+        if may_be_input(value) and is_undone and place.trail in run.call.state and place.read_or(None) is value:
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
             place.write(run.tracer.add_scalar(numbers[-1].name, value))
     return numbers
 
 
-def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
+def stand_in_for_arguments(run: TracedRun) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
     """The arguments, with a symbolic number in the place of each number that is an input, and what stands for each array."""
+    call = run.call
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
         place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
@@ -117,10 +118,12 @@ def not_inputs(run: TracedRun, places: Sequence[Binding], why: str) -> Refusal:
     return refusal
 
 
-def check_arrays(run: TracedRun, call: Call) -> None:
+def check_arrays(run: TracedRun) -> None:
     """Refuse arrays that the program may not have taken for arrays."""
-    if call.arrays and asks_for_types(run.reads.code):
-        raise refuse_arrays(call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`")
+    if run.call.arrays and asks_for_types(run.reads.code):
+        raise refuse_arrays(
+            run.call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`"
+        )
 
 
 def refuse_arrays(call: Call, what: str) -> Refusal:

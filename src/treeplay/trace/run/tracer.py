@@ -66,18 +66,19 @@ class Tracer(TorchDispatchMode):
         self,
         is_known: Callable[[torch.Tensor], bool],
         generators: TrackedGenerators,
-        layouts: Mapping[Question, Answer] | None = None,
+        reads: Reads,
+        layouts: Mapping[Question, Answer],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_known = is_known
         self.generators = generators
         self.host_scalars: set[int] = set()
-        self.reads = Reads(())
+        self.reads = reads
         self.goes_on = False  # behind refusals that leave it something to go on with
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
-        self._on_fakes = OnFakes(self.tape, layouts or {})
+        self._on_fakes = OnFakes(self.tape, layouts)
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)

@@ -43,14 +43,13 @@ _VALUES = (torch.Tensor, torch.SymFloat, torch.SymInt, int, float, complex, str,
 
 def make_signature(
     run: TracedRun,
-    call: Call,
     results: Leaf | Structure,
     refs: tuple[Ref, ...],
     writes: tuple[Write, ...],
     outputs: int,
 ) -> Signature:
     """The signature of what the run came across."""
-    tape = run.tracer.tape
+    tape, call = run.tracer.tape, run.call
     names = paths(call.structure)
     inputs = tuple(_input(seen, index, names, run) for index, seen in enumerate(tape.inputs))
     read = {node.target for node in tape.graph.nodes if node.op == "placeholder"}
@@ -61,7 +60,7 @@ def make_signature(
         or number.name in read
         or any(mentions(text, number.name) for text in (*run.tracer.world.guards, *_computed(refs, writes)))
     )
-    watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run, call))
+    watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run))
     identities = tuple(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
     )

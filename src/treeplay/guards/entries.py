@@ -98,11 +98,6 @@ def content_of(cell: types.CellType) -> Any:
         return ABSENT
 
 
-def entry_in_thread(local: threading.local, name: str) -> Any:
-    """What this thread has put into a `threading.local`."""
-    return vars(local).get(name, ABSENT)
-
-
 def names_in_thread(local: threading.local) -> tuple[str, ...]:
     """Under which names this thread has put something into a `threading.local`."""
     return tuple(vars(local))

@@ -9,12 +9,11 @@ import torch
 
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import PLAIN, is_a
 from treeplay.values.same import is_value
 from treeplay.values.signature import Gone
 from treeplay.values.spec import TensorSpec
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, tuple, set, dict)
 _MOST = 60  # characters
 
@@ -43,12 +42,12 @@ def shown(value: Any) -> str:
 def _shown(value: Any) -> str:
     if is_a(value, torch.Tensor):
         return f"a tensor {TensorSpec.of(value)}" if has_strides(value) else f"a {value.layout} tensor"
-    if is_a(value, (*_PLAIN, *_WORDS)):
+    if is_a(value, (*PLAIN, *_WORDS)):
         text = repr(value)
         return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
     if type(value) in _CONTAINERS and len(value) <= 8:
         items = value.values() if type(value) is dict else value
-        text = repr(value) if all(is_a(item, _PLAIN) for item in items) else ""
+        text = repr(value) if all(is_a(item, PLAIN) for item in items) else ""
         if 0 < len(text) <= _MOST:
             return text
     if is_a(value, _CONTAINERS):

@@ -109,6 +109,3 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
         yield Mismatch("arguments", "the containers and keys of the first call", "another structure")
     else:
         yield from _differences(of_arguments(signature), call)
-
-
-__all__ = ["cause_of", "first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatches", "nearest_mismatches"]

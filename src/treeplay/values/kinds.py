@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""The classes of plain values."""
 HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 """The flag of classes that Python code made, or an extension in the same way."""
 

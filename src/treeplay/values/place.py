@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
+from treeplay.values.kinds import PLAIN
+
 
 class How(Enum):
     """The step from a parent's value to a place's value."""
@@ -187,7 +189,4 @@ def root(value: Any, label: str) -> Binding:
 
 
 def _is_plain(key: Any) -> bool:
-    return all(map(_is_plain, key)) if type(key) is tuple else type(key) in _PLAIN
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+    return all(map(_is_plain, key)) if type(key) is tuple else type(key) in PLAIN

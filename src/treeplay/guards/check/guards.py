@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.check.quick import QuickCheck, never
+from treeplay.guards.check.quick import QuickCheck
+from treeplay.guards.check.words import never
 from treeplay.guards.conditions import Comparison, TensorFacts
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies

@@ -20,7 +20,7 @@ import torch
 
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import entry_in_thread, names_in_thread
+from treeplay.guards.entries import entry_of, names_in_thread
 from treeplay.guards.memory import size_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
@@ -69,7 +69,7 @@ def of_thread(walk: Walk, local: Any, label: str) -> None:
     """What a thread has put into a `threading.local`: another thread has other values there."""
     for name in {**vars(local), **dict.fromkeys(walk.names)}:
         if name in vars(local) or (not hasattr(type(local), name) and name in walk.reads.names(local)):
-            asked = Asked(functools.partial(entry_in_thread, local, name), f"{label}.{name}")
+            asked = Asked(functools.partial(entry_of, local, name), f"{label}.{name}")
             walk.dependencies.asked.append(asked)
             walk.enter(asked.recorded, asked.label)
     walk.dependencies.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))

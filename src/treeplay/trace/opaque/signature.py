@@ -12,10 +12,11 @@ from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.conditions import leaves_of_call, on_the_way, stays_true
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables
 from treeplay.values.flatten import Given
+from treeplay.values.kinds import PLAIN
 from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import How
 from treeplay.values.signature import Alias, Built, Input, Kind, Signature, StateContainer, Watch, Write, values_in

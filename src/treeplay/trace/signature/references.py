@@ -20,8 +20,9 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import attributes_given_to
 from treeplay.trace.numbers.scalars import SYMBOLS
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import containers, flatten
+from treeplay.values.kinds import PLAIN
 from treeplay.values.location import Location
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from treeplay.values.kinds import PLAIN
 from treeplay.values.place import Binding, How, Trail
 from treeplay.values.same import is_same
 from treeplay.values.signature import Gone
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
 GONE = Gone()
 

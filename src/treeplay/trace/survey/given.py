@@ -102,6 +102,3 @@ def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Ite
 def _label(name: str) -> str:
     start, *steps = name.split("_")
     return start + "".join(f"[{step}]" for step in steps)
-
-
-__all__ = ["find_given", "given_name", "meetings", "only_given", "over"]

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.survey.found import PLAIN
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import hands_items_out, is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
 from treeplay.values.place import Binding, How, root
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")

@@ -28,12 +28,12 @@ import torch
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, Names
 from treeplay.trace.survey.objects import SurveyedObjects
 from treeplay.trace.survey.walk import SurveyWalk
-from treeplay.values.kinds import is_a, items, table_of
+from treeplay.values.kinds import PLAIN, is_a, items, table_of
 from treeplay.values.place import Binding, How, root
 
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting

@@ -9,10 +9,10 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call, home_of
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import find_given
 from treeplay.trace.survey.program import survey
-from treeplay.values.kinds import is_a, is_leaf
+from treeplay.values.kinds import PLAIN, is_a, is_leaf
 from treeplay.values.place import Binding, How
 from treeplay.values.structure import as_written, classes_in, paths
 

@@ -16,9 +16,9 @@ import torch
 
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
-from treeplay.trace.survey.found import GONE, PLAIN, Container, Survey
+from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.trace.survey.names import ALWAYS, Names, ReadNames, is_users_class
-from treeplay.values.kinds import hands_items_out, is_a, is_leaf
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_leaf
 from treeplay.values.place import Binding, How, root
 
 _NUMBERS = (bool, int, float, complex)

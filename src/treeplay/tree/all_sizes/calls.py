@@ -11,7 +11,7 @@ sizes are recorded one by one, as if this had not been tried.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -41,6 +41,7 @@ from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.keys.key import Key, has_fakes
 from treeplay.tree.launching import answer_raised
+from treeplay.tree.observing import Observe
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Recording
 from treeplay.tree.tiers import compile_thread
@@ -54,13 +55,10 @@ TIMED = "timed beside a recording for all sizes"
 _MOST_FAILURES = 2  # after which the sizes of a program are left to be recorded one by one
 
 
-ObserveCall = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
-
-
 class AllSizes:
     """The recordings for all sizes of one program. For a thread that holds its lock."""
 
-    def __init__(self, how: ForAllSizes | None, observe: ObserveCall, gate: Gate, answers: Answers) -> None:
+    def __init__(self, how: ForAllSizes | None, observe: Observe, gate: Gate, answers: Answers) -> None:
         self._how = how
         self._observe = observe
         self._gate = gate

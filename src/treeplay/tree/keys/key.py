@@ -14,8 +14,7 @@ from treeplay.observe.shown import shown
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
 from treeplay.trace.call import Call
-from treeplay.trace.survey.found import PLAIN
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import PLAIN, is_a
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure, as_written, indices_in_objects, paths

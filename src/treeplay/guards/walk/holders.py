@@ -24,6 +24,7 @@ from treeplay.guards.entries import entry_of, names_in_thread
 from treeplay.guards.memory import size_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.layers import TENSOR_HOOKS
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 
@@ -39,7 +40,7 @@ def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:
         walk.dependencies.tensors[id(found)] = found, label
     walk.enter(type(found), type(found).__qualname__)
     walk.guard_table(vars(found), f"{label}.")
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+    for name in TENSOR_HOOKS:
         walk.enter(getattr(found, name, None), f"{label}.{name}")
 
 

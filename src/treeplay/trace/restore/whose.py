@@ -47,6 +47,7 @@ from treeplay.guards.walk.reach import Reach
 from treeplay.guards.walk.walk import TooMuch
 from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.survey import code_names as names
@@ -231,7 +232,7 @@ def _of_torch(place: Binding) -> bool:
     while here is not None:
         if type(here.holder).__module__.startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
             return True
-        if here.key in _TABLES:
+        if here.key in MODULE_TABLES:
             return True
         here = here.parent
     return False
@@ -256,7 +257,6 @@ _PYTHONS = frozenset(
         weakref,
     )
 )
-_TABLES = ("_parameters", "_buffers", "_modules")
 STORES_OF_ITEMS = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 _ASSIGNS_ANY = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "vars", "globals", "__dict__"})
 _IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})

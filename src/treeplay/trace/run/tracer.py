@@ -24,7 +24,7 @@ from treeplay.observe.lines import call_site, innermost_is_optimizer, user_locat
 from treeplay.torch_seam.autograd import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
-from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
+from treeplay.torch_seam.schemas import LIFTS, is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
@@ -53,7 +53,6 @@ _DROPOUTS = frozenset(
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
 _DEVICE = torch.ops.prim.device.default
-_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
 class Tracer(TorchDispatchMode):
@@ -156,7 +155,7 @@ class Tracer(TorchDispatchMode):
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # Its schema does not say that it writes the running statistics; this one's does.
             return aten._native_batch_norm_legit.default, args, kwargs
-        if func in _LIFTS:
+        if func in LIFTS:
             # The constant serves every replay: the program gets a copy, which it may write to or return.
             return aten.lift_fresh_copy.default, args, kwargs
         return func, args, kwargs

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
@@ -24,9 +25,7 @@ from treeplay.trace.training.scaling import find_scaler, settings_of
 from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
 from treeplay.values.place import Binding, How, root
 
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
+_MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
 _ENTERED = (
     "torch.optim",
     "torch.amp",
@@ -49,19 +48,19 @@ class SurveyedObjects:
         """Follow a module."""
         if is_a(module, torch.jit.ScriptModule):
             return  # its parameters are in no dictionary of Python's: a trace refuses to use them
-        if not all(is_a(vars(module).get(table), dict) for table in (*_MODULE_TABLES, *_MODULE_HOOKS)):
+        if not all(is_a(vars(module).get(table), dict) for table in (*MODULE_TABLES, *MODULE_HOOKS)):
             self.instance(module, place, needs)  # made without its constructor
             return
         walk, whose = self._walk, origin(type(module))  # whether its values count depends on whether it is called
         walk.found.modules[id(module)] = module
         walk.found.objects[id(module)] = place
-        for table in _MODULE_TABLES:
+        for table in MODULE_TABLES:
             values = module.__dict__[table]
             walk.keep(values, place)
             for name, value in values.items():
                 needed = frozenset({name}) if value is None else ALWAYS
                 walk.enter(value, place.child(How.ITEM, values, name, f"{place}.{name}"), needed)
-        for table in _MODULE_HOOKS:
+        for table in MODULE_HOOKS:
             for hook in module.__dict__[table].values():
                 walk.enter(hook, root(hook, f"a hook of {place}"), whose)
         self._functions.methods(type(module), "forward")
@@ -85,7 +84,7 @@ class SurveyedObjects:
             own = [name for name in table if name[:1] != "_" and name not in ("defaults", "state", "param_groups")]
             for name in own:
                 walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
-        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        for name in OPTIMIZER_HOOKS:
             for hook in table.get(name, {}).values():
                 walk.enter(hook, root(hook, f"a hook of {place}"), needs)
 

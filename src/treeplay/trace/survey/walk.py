@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.layers import TENSOR_HOOKS
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
 from treeplay.trace.survey.found import GONE, Container, Survey
@@ -117,7 +118,7 @@ class SurveyWalk:
             for name, value in vars(tensor).items():
                 if is_a(value, PLAIN):
                     self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
-            for table in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # which a backward of the program runs
+            for table in TENSOR_HOOKS:  # which a backward of the program runs
                 for hook in (getattr(tensor, table, None) or {}).values():
                     self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)
             if is_leaf(tensor) and tensor.grad is not None:

@@ -87,9 +87,8 @@ class Functions:
 
     def cell(self, cell: types.CellType, label: str) -> None:
         """Follow a closure's cell."""
-        asked = Asked(functools.partial(content_of, cell), label, (id(cell), None), attribute=(cell, "cell_contents"))
-        self._walk.dependencies.asked.append(asked)
-        self._walk.enter(content_of(cell), label)
+        spot, attribute = (id(cell), None), (cell, "cell_contents")
+        self._walk.follow(Asked(functools.partial(content_of, cell), label, spot, attribute=attribute))
 
     def method(self, method: types.MethodType, label: str) -> None:
         """Follow a bound method."""

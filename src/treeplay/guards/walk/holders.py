@@ -61,18 +61,14 @@ def _is_alive(reference: weakref.ref[Any]) -> bool:
 
 def context_variable(walk: Walk, variable: contextvars.ContextVar[Any], label: str) -> None:
     """Guard what a context variable holds, and follow it."""
-    asked = Asked(functools.partial(variable.get, ABSENT), f"{label}.get()")
-    walk.dependencies.asked.append(asked)
-    walk.enter(asked.recorded, asked.label)
+    walk.follow(Asked(functools.partial(variable.get, ABSENT), f"{label}.get()"))
 
 
 def of_thread(walk: Walk, local: Any, label: str) -> None:
     """What a thread has put into a `threading.local`: another thread has other values there."""
     for name in {**vars(local), **dict.fromkeys(walk.names)}:
         if name in vars(local) or (not hasattr(type(local), name) and name in walk.reads.names(local)):
-            asked = Asked(functools.partial(entry_of, local, name), f"{label}.{name}")
-            walk.dependencies.asked.append(asked)
-            walk.enter(asked.recorded, asked.label)
+            walk.follow(Asked(functools.partial(entry_of, local, name), f"{label}.{name}"))
     walk.dependencies.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))
     walk.enter(type(local), type(local).__qualname__)  # whose data all threads share
 

@@ -120,9 +120,7 @@ class Objects:
             for name in slots_in(cls) if cls.__flags__ & HEAP else ():
                 if names is None or name in names:
                     ask = functools.partial(getattr, value, name, ABSENT)
-                    asked = Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name))
-                    self._walk.dependencies.asked.append(asked)
-                    self._walk.enter(asked.recorded, asked.label)
+                    self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""

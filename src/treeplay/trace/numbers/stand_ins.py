@@ -18,7 +18,7 @@ from treeplay.errors import Refusal
 from treeplay.trace.arrays import GivenArray, asks_for_types
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import is_float
-from treeplay.trace.signature.conditions import mentions
+from treeplay.trace.signature.make import mentions
 from treeplay.trace.traced import TracedRun
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Number, may_be_input

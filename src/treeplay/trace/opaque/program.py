@@ -33,7 +33,7 @@ from treeplay.trace.opaque.run import OpaqueRuns, TensorSequence
 from treeplay.trace.opaque.signature import opaque_signature, renumbered
 from treeplay.trace.raised import program_raised
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.signature.conditions import name_and_source
+from treeplay.trace.signature.make import name_and_source
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.values.kinds import is_leaf

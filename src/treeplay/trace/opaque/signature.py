@@ -11,7 +11,7 @@ import torch
 from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.signature.conditions import leaves_of_call, on_the_way, stays_true
+from treeplay.trace.signature.make import leaves_of_call, on_the_way, stays_true
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables

@@ -41,7 +41,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.guards.reads.names import names_in
+from treeplay.guards.reads.names import names_in, names_within, stores_within
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Reach
 from treeplay.guards.walk.walk import TooMuch
@@ -50,7 +50,6 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.numbers.scalars import scalar_of
-from treeplay.trace.survey import code_names as names
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
@@ -129,7 +128,7 @@ class Whose:
         code = self._reads.code
         if code is None or not self._reads.methods.isdisjoint(_BACKWARD):
             return True
-        return any("grad" in names.stores_in(one) for one in code.values())
+        return any("grad" in stores_within(one) for one in code.values())
 
     def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Binding) -> bool:
         """Whether code that ran may change what stands under this key or name."""
@@ -214,7 +213,7 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
 def writes_memory(code: CodeType) -> bool:
     """Whether `code`, or a function it defines, may write into memory that was there before, as by `a[0] = 1` or `out=a`."""
     changed = changes_in(code)
-    if changed is None or changed or not WRITES.isdisjoint((*code.co_names, *names.stores_in(code))):
+    if changed is None or changed or not WRITES.isdisjoint((*code.co_names, *stores_within(code))):
         return True
     return any("out" in found for found in code.co_consts if isinstance(found, tuple)) or any(
         writes_memory(inner) for inner in code.co_consts if isinstance(inner, CodeType)
@@ -223,7 +222,7 @@ def writes_memory(code: CodeType) -> bool:
 
 def assigned_in(code: CodeType) -> frozenset[str] | None:
     """The names that `code`, or a function it defines, may assign as attributes or globals; None for any."""
-    return names.stores_in(code) if _ASSIGNS_ANY.isdisjoint(names.names_in(code)) else None
+    return stores_within(code) if _ASSIGNS_ANY.isdisjoint(names_within(code)) else None
 
 
 def _of_torch(place: Binding) -> bool:

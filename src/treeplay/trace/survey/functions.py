@@ -8,13 +8,14 @@ on its objects (`methods`), and of the user's own classes also those that code n
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import torch
 
+from treeplay.guards.reads.names import names_within, stores_within
 from treeplay.observe.lines import is_own_or_text, is_users_or_text
-from treeplay.trace.survey.code_names import methods_used, names_in, stores_in
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import is_a
@@ -105,7 +106,7 @@ class SurveyedFunctions:
             self._walk.enter(value, here, frozenset({name}))
 
     def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
-        names, stored = names_in(code), stores_in(code)
+        names, stored = names_within(code), stores_within(code)
         place = root(table, prefix.rstrip(".") or "globals")
         whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
         for name in sorted(names & (table.keys() | stored)):
@@ -139,3 +140,23 @@ def _function_of(entry: Any) -> FunctionType | None:
     for name in ("__func__", "fget", "func", "__wrapped__"):
         entry = getattr(entry, name, None) or entry
     return entry if is_a(entry, FunctionType) and is_own_or_text(entry.__code__.co_filename) else None
+
+
+def methods_used(cls: type, entry: str) -> Iterator[FunctionType]:
+    """The plain functions of `cls` that its method `entry` can call on `self`, judged by their names."""
+    waiting, seen = [entry], {entry}
+    while waiting:
+        method = getattr(cls, waiting.pop(), None)
+        if isinstance(method, property):
+            method = method.fget
+        if not isinstance(method, FunctionType) or _is_of_base(method):
+            continue
+        yield method
+        fresh = names_within(method.__code__) - seen
+        seen |= fresh
+        waiting.extend(fresh)
+
+
+def _is_of_base(method: FunctionType) -> bool:
+    # What every module inherits (`state_dict`, `apply`, ...) says nothing about this one.
+    return torch.nn.Module.__dict__.get(method.__name__) is method

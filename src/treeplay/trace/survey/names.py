@@ -11,8 +11,8 @@ import enum
 import sys
 from types import FunctionType
 
+from treeplay.guards.reads.names import names_within, strings_within, values_within
 from treeplay.observe.lines import is_own_or_text
-from treeplay.trace.survey.code_names import names_in, strings_in, values_in
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
 LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy", "triton"}
@@ -42,10 +42,10 @@ class ReadNames:
     def read(self, function: FunctionType) -> None:
         """Note a function that the program can run."""
         code = function.__code__
-        self._values |= values_in(code) | strings_in(code)
-        self._all |= names_in(code)
+        self._values |= values_within(code) | strings_within(code)
+        self._all |= names_within(code)
         if is_own_or_text(code.co_filename):
-            self._own |= names_in(code) | strings_in(code)
+            self._own |= names_within(code) | strings_within(code)
 
     def any(self) -> set[str | _Mark]:
         """All names."""

@@ -1,8 +1,7 @@
-"""Places and their bindings: how to find again, on each call, what a program reaches without being given it.
+"""Places: how to find again, on each call, what a program reaches without being given it.
 
-A `Place` is a path, and plain data: steps from something that the program holds for good (a closure cell, a module's globals,
-`self`), each to an item of a dict, an attribute, the content of a closure cell, or the gradient of a tensor. A `Binding` is a
-place in this process, where each step starts from an object.
+A place is found by steps from something that the program holds for good (a closure cell, a module's globals, `self`), each to
+an item of a dict, an attribute, the content of a closure cell, or the gradient of a tensor. Each step starts from an object.
 
     root globals ── item "model" ── (module: must stay the same object)
                                        └─ item "weight" of its _parameters ── a tensor: read anew on each call
@@ -30,22 +29,9 @@ class How(Enum):
     ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A path, printed as a user would write it. It can be pickled, and is equal to any other of the same label and steps.
-
-    Each step has its key if that is plain data; keys that are objects are told apart by no path."""
-
-    label: str
-    steps: tuple[tuple[How, Any], ...]
-
-    def __str__(self) -> str:
-        return self.label
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Binding:
-    """Where a value lives in this process. `holder` is the object that the step starts from, as it was when the place was seen.
+    """Where a value is found. `holder` is the object that the step starts from, as it was when the place was seen.
 
     Two are equal if they are the same entry of the same object."""
 
@@ -57,14 +43,15 @@ class Binding:
     _anew: bool | None = None
 
     @property
-    def path(self) -> Place:
-        """The place without its objects."""
+    def path(self) -> Trail:
+        """The way here, as plain data that is equal for the same place of another call: the label, and the steps from the root,
+        each with its key if that is plain data. Keys that are objects are told apart by no path."""
         steps: list[tuple[How, Any]] = []
         step: Binding | None = self
         while step is not None:
             steps.append((step.how, step.key if _is_plain(step.key) else None))
             step = step.parent
-        return Place(self.label, tuple(reversed(steps)))
+        return self.label, *reversed(steps)
 
     @property
     def trail(self) -> Trail | None:

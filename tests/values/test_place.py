@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 
 
 class Thing:
@@ -18,11 +18,11 @@ class Thing:
         self.held = held
 
 
-def table_of(thing: Thing) -> Binding:
+def table_of(thing: Thing) -> Place:
     return root(thing, "self").child(How.ATTRIBUTE, thing, "held", "self.held")
 
 
-def entry_of(thing: Thing, key: Any) -> Binding:
+def entry_of(thing: Thing, key: Any) -> Place:
     return table_of(thing).child(How.ITEM, thing.held, key, f"self.held[{type(key).__name__}]")
 
 
@@ -43,8 +43,8 @@ def test_paths_are_equal_if_their_steps_are() -> None:
 
 
 @pytest.mark.parametrize("key", [0, True, "a", (0, 1)])
-def test_bindings_are_equal_if_they_are_one_entry_of_one_object(key: Any) -> None:
+def test_places_are_equal_if_they_are_one_entry_of_one_object(key: Any) -> None:
     table = {key: 1}
     one, other = root(table, "one").child(How.ITEM, table, key, "a"), root(table, "b").child(How.ITEM, table, key, "b")
     assert one == other and hash(one) == hash(other)
-    assert one != Binding(How.ATTRIBUTE, table, key, None, "a") and one != Binding(How.ITEM, {}, key, None, "a")
+    assert one != Place(How.ATTRIBUTE, table, key, None, "a") and one != Place(How.ITEM, {}, key, None, "a")

@@ -12,7 +12,7 @@ from treeplay.guards.conditions import ContainerGuard
 from treeplay.guards.containers import Table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, table_of
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 # What Python itself puts into the dictionary of a class, and none of a program's business.
 _OF_THE_CLASS = frozenset(
@@ -35,7 +35,7 @@ _OF_THE_CLASS = frozenset(
 )
 
 
-def spot_of(place: Binding) -> tuple[int, Any] | None:
+def spot_of(place: Place) -> tuple[int, Any] | None:
     """Which entry of which dictionary, list or object a place is; None for a gradient, which is in none."""
     holder, key = place.holder, place.key
     if place.how is How.CELL:

@@ -30,7 +30,7 @@ class How(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Binding:
+class Place:
     """Where a value is found. `holder` is the object that the step starts from, as it was when the place was seen.
 
     Two are equal if they are the same entry of the same object."""
@@ -38,7 +38,7 @@ class Binding:
     how: How
     holder: Any
     key: Any
-    parent: Binding | None
+    parent: Place | None
     label: str
     _anew: bool | None = None
 
@@ -47,7 +47,7 @@ class Binding:
         """The way here, as plain data that is equal for the same place of another call: the label, and the steps from the root,
         each with its key if that is plain data. Keys that are objects are told apart by no path."""
         steps: list[tuple[How, Any]] = []
-        step: Binding | None = self
+        step: Place | None = self
         while step is not None:
             steps.append((step.how, step.key if _is_plain(step.key) else None))
             step = step.parent
@@ -71,7 +71,7 @@ class Binding:
         return self.how, id(self.holder), self.key if type(self.key) in (int, str) else id(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Binding) and self._entry() == other._entry()
+        return isinstance(other, Place) and self._entry() == other._entry()
 
     def __hash__(self) -> int:
         return hash(self._entry())
@@ -132,7 +132,7 @@ class Binding:
             or self.holder is self.parent.read_or(None)
         )
 
-    def anew(self) -> Binding:
+    def anew(self) -> Place:
         """The place as it is found now: its step starts from what there is today, where a container was replaced."""
         if self.parent is None or not self.is_read_anew:
             return self
@@ -140,9 +140,9 @@ class Binding:
         return replace(self, holder=parent.read_or(self.holder), parent=parent)
 
     @property
-    def steps(self) -> Iterator[Binding]:
+    def steps(self) -> Iterator[Place]:
         """The steps that a call takes to this place, the last one first."""
-        step: Binding | None = self
+        step: Place | None = self
         while step is not None and step.how not in (How.ROOT, How.ARGUMENT):
             yield step
             step = step.parent if step.is_read_anew else None
@@ -155,11 +155,11 @@ class Binding:
             for step in self.steps
         )
 
-    def child(self, how: How, holder: Any, key: Any, label: str) -> Binding:
+    def child(self, how: How, holder: Any, key: Any, label: str) -> Place:
         """A place one step further."""
-        return Binding(how, holder, key, self, label)
+        return Place(how, holder, key, self, label)
 
-    def grad_of(self, tensor: Any) -> Binding:
+    def grad_of(self, tensor: Any) -> Place:
         """The place of the gradient of the tensor here."""
         return self.child(How.GRAD, tensor, None, f"{self}.grad")
 
@@ -170,9 +170,9 @@ class Binding:
 Trail = tuple[Any, ...]
 
 
-def root(value: Any, label: str) -> Binding:
+def root(value: Any, label: str) -> Place:
     """A place that is a constant of the program."""
-    return Binding(How.ROOT, value, None, None, label)
+    return Place(How.ROOT, value, None, None, label)
 
 
 def _is_plain(key: Any) -> bool:

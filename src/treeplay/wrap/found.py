@@ -7,7 +7,7 @@ from typing import Any
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.call import Call
 from treeplay.values.flatten import given_containers
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Argument, Constant, GivenContainer, Signature, State
 from treeplay.wrap.places import Operand
 
@@ -23,7 +23,7 @@ def found_at(of: Operand, call: Call) -> Any:
             return value
         case GivenContainer(name):
             return _container(name, call)
-        case Binding():
+        case Place():
             return current(of, call)
 
 
@@ -37,7 +37,7 @@ def current_inputs(signature: Signature, call: Call) -> list[Any]:
     return [found_at(item.source, call) for item in signature.inputs]
 
 
-def current(place: Binding, call: Call) -> Any:
+def current(place: Place, call: Call) -> Any:
     """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
     try:
         if place.how is How.ARGUMENT:

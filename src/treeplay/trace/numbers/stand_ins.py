@@ -20,7 +20,7 @@ from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import is_float
 from treeplay.trace.signature.make import mentions
 from treeplay.trace.traced import TracedRun
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
 
@@ -33,7 +33,7 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
     numbers: list[Number] = []
 
-    def symbol(place: Binding, value: Any) -> Any:
+    def symbol(place: Place, value: Any) -> Any:
         if not is_float(value):
             return value
         numbers.append(Number(f"s{len(numbers)}", place, value))
@@ -87,7 +87,7 @@ def stand_in_for_arguments(run: TracedRun) -> contextlib.AbstractContextManager[
     call = run.call
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
-        place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
+        place = Place(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
         run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
         symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
     for at, array in call.arrays.items():
@@ -111,7 +111,7 @@ def check_numbers(run: TracedRun) -> None:
         raise not_inputs(run, needed, _NEEDED)
 
 
-def not_inputs(run: TracedRun, places: Sequence[Binding], why: str) -> Refusal:
+def not_inputs(run: TracedRun, places: Sequence[Place], why: str) -> Refusal:
     """The refusal of a program for numbers of its state that were to be inputs."""
     refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", run.snapshot.line_of_change(places[0]))
     refusal.needed = tuple(trail for place in places if (trail := place.trail) is not None)

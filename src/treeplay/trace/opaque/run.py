@@ -27,7 +27,7 @@ from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import over
 from treeplay.trace.turn import turn
 from treeplay.values.location import Location
-from treeplay.values.place import Binding
+from treeplay.values.place import Place
 from treeplay.values.signature import Argument, Input, State
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf
@@ -150,7 +150,7 @@ class OpaqueRuns:
 @contextlib.contextmanager
 def _in_place(inputs: Sequence[Input], tensors: TensorSequence, movable: Collection[int]) -> Iterator[None]:
     """Tensors of state are in their places for a block, where others are outside of it."""
-    outside: list[tuple[int, Binding, Any]] = []
+    outside: list[tuple[int, Place, Any]] = []
     try:
         for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):
             if not isinstance(item.source, State):

@@ -53,7 +53,7 @@ from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 
 class Whose:
@@ -65,10 +65,10 @@ class Whose:
         self._gone = gone  # the run may have changed it, and put something else in its place
         self._seen: frozenset[int] | None = None  # None: everything, or not looked at yet
         self._has_looked = False
-        self.disturbed: Binding | None = None
+        self.disturbed: Place | None = None
         """Where another thread changed what the run has read, if it did."""
 
-    def is_ours(self, container: Any, place: Binding, after: Any) -> bool:
+    def is_ours(self, container: Any, place: Place, after: Any) -> bool:
         """Whether the program made a change in a container, at `place` in it; a container as a whole has a place itself."""
         if is_stand_in(after) or id(container) in self._found.of_thread or id(container) in self._found.sealed:
             return True
@@ -93,7 +93,7 @@ class Whose:
             return True
         return self._theirs(place, is_read=True)
 
-    def may_have_set(self, place: Binding, after: Any) -> bool:
+    def may_have_set(self, place: Place, after: Any) -> bool:
         """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
         # Nothing notes who stores into a closure's cell.
         if is_stand_in(after) or place.how is How.CELL:
@@ -130,7 +130,7 @@ class Whose:
             return True
         return any("grad" in stores_within(one) for one in code.values())
 
-    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Binding) -> bool:
+    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Place) -> bool:
         """Whether code that ran may change what stands under this key or name."""
         changed = [changed_in(code) for code in self._code()]
         return any(keys is None or place.key in keys for keys in changed)
@@ -138,7 +138,7 @@ class Whose:
     def _is_group(self, container: Any) -> bool:
         return any(container is group for known in self._found.optimizers for group in known.param_groups)
 
-    def _theirs(self, place: Binding, *, is_read: bool) -> bool:
+    def _theirs(self, place: Place, *, is_read: bool) -> bool:
         if is_read and self.disturbed is None:
             self.disturbed = place
         return False
@@ -225,9 +225,9 @@ def assigned_in(code: CodeType) -> frozenset[str] | None:
     return stores_within(code) if _ASSIGNS_ANY.isdisjoint(names_within(code)) else None
 
 
-def _of_torch(place: Binding) -> bool:
+def _of_torch(place: Place) -> bool:
     """Whether a container belongs to an object of torch's, whose code changes it."""
-    here: Binding | None = place
+    here: Place | None = place
     while here is not None:
         if type(here.holder).__module__.startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
             return True

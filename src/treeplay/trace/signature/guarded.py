@@ -28,7 +28,7 @@ from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
@@ -179,7 +179,7 @@ def note_what_is_gone(run: TracedRun) -> None:
                 noted.read.setdefault(name)
 
 
-def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Binding, Any]]:
+def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
     """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
     whoever has put something else there meanwhile."""
     for noted in run.reads.objects.values():
@@ -205,7 +205,7 @@ def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:
     for index, leaf in enumerate(run.call.leaves):
         for name, value in vars(leaf).items() if is_a(leaf, torch.Tensor) else ():
             if name in names:
-                argument = Binding(How.ARGUMENT, leaf, index, None, f"argument {index}")
+                argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
 
 
@@ -233,14 +233,14 @@ def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Any, TensorSpec
     return tuple((tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments))
 
 
-def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:
+def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:
     for place in places:
         spot = spot_of(place)
         if spot is not None:
             yield spot
 
 
-def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Binding]:
+def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Place]:
     """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
     for number in numbers:
         yield number.place

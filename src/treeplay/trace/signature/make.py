@@ -19,7 +19,7 @@ from treeplay.trace.training.hooks import HookTables, has_hooks
 from treeplay.trace.training.scaling import idle_scalers
 from treeplay.values.kinds import is_a
 from treeplay.values.output import Computed
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
     Alias,
     Argument,
@@ -95,7 +95,7 @@ def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:
     return bool(places) and places[0].how is How.ARGUMENT
 
 
-def name_and_source(places: Sequence[Binding], names: Sequence[str]) -> tuple[str, Argument | State]:
+def name_and_source(places: Sequence[Place], names: Sequence[str]) -> tuple[str, Argument | State]:
     """What an input that was found at these places is called, and where a call finds it; `names` are those of the leaves."""
     first, *others = places
     if first.how is How.ARGUMENT:
@@ -168,7 +168,7 @@ def _absent_grads(run: TracedRun) -> Iterator[Watch]:
 
 
 def on_the_way(
-    places: Iterable[Binding], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
+    places: Iterable[Place], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
 ) -> tuple[tuple[Watch, ...], tuple[Watch, ...]]:
     """Objects and containers between the roots and `places`: the former must stay, the latter keep their length. So must
     the submodules of `called` modules, the tables of scalers, and those of the tensors `hooked` that have hooks."""
@@ -177,7 +177,7 @@ def on_the_way(
     groups = {id(group) for optimizer in found.optimizers for group in optimizer.param_groups}
     idle = tuple(idle_scalers(found))
     for place in (*places, *(watch.place.parent for watch in idle)):
-        step: Binding | None = place
+        step: Place | None = place
         while step is not None:
             value = step.read_or(None)
             if isinstance(value, _CONTAINERS):
@@ -193,6 +193,6 @@ def on_the_way(
             identities[id(tensor)] = Watch(found.tensor_at(tensor)[0], tensor)
     for key, module in called.items():
         if module._modules and key in found.objects:
-            holder = Binding(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
+            holder = Place(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
             lengths.setdefault(id(module._modules), Watch(holder, len(module._modules)))
     return tuple(identities.values()), (*lengths.values(), *idle)

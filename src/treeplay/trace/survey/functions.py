@@ -19,7 +19,7 @@ from treeplay.observe.lines import is_own_or_text, is_users_or_text
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import is_a
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 
 # Special methods are called without being named, but for those that make, copy and remove objects.
 _MAKES = frozenset({"__init__", "__new__"})
@@ -36,7 +36,7 @@ class SurveyedFunctions:
         self._modules: set[tuple[ModuleType, CodeType]] = set()
         self._methods: set[tuple[type, str]] = set()  # of the user's own classes, that are watched
 
-    def function(self, function: FunctionType, place: Binding, _: Names) -> None:
+    def function(self, function: FunctionType, place: Place, _: Names) -> None:
         """Follow a Python function."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -49,22 +49,22 @@ class SurveyedFunctions:
             self._own_attributes(function, place)
             self._globals(function.__globals__, code, "")
 
-    def cell(self, cell: CellType, place: Binding, needs: Names) -> None:
+    def cell(self, cell: CellType, place: Place, needs: Names) -> None:
         """Follow a closure's cell."""
         self._walk.enter_place(place.child(How.CELL, cell, None, str(place)), needs)
 
-    def method(self, method: MethodType, place: Binding, needs: Names) -> None:
+    def method(self, method: MethodType, place: Place, needs: Names) -> None:
         """Follow a bound method."""
         owner = method.__self__
         self._walk.enter(owner, root(owner, "self"), needs)
         self._walk.enter(method.__func__, root(method.__func__, str(place)), needs)
         self.methods(type(owner), method.__func__.__name__)
 
-    def bound(self, method: MethodWrapperType, place: Binding, needs: Names) -> None:
+    def bound(self, method: MethodWrapperType, place: Place, needs: Names) -> None:
         """Follow a special method to its object."""
         self._walk.enter(method.__self__, place.child(How.ATTRIBUTE, method, "__self__", str(place)), needs)
 
-    def partial(self, partial: functools.partial[Any], place: Binding, needs: Names) -> None:
+    def partial(self, partial: functools.partial[Any], place: Place, needs: Names) -> None:
         """Follow a partial and its arguments."""
         self._own_attributes(partial, place)
         for label in ("func", "args", "keywords"):
@@ -97,7 +97,7 @@ class SurveyedFunctions:
                         place = root(cls, cls.__qualname__).child(How.ATTRIBUTE, cls, name, method.__qualname__)
                         self._walk.candidates.append((ALWAYS, place, entry))
 
-    def _own_attributes(self, function: FunctionType | functools.partial[Any], place: Binding) -> None:
+    def _own_attributes(self, function: FunctionType | functools.partial[Any], place: Place) -> None:
         table = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         if table:
             self._walk.keep(vars(function), place)

@@ -149,3 +149,33 @@ def test_T25_a_limit_is_for_each_key_and_named_when_it_is_reached() -> None:
     other, limited = jitted.statistics().keys  # in the order of their last calls
     assert (limited.rerecorded, limited.phase, other.rerecorded, other.phase) == (2, "refused", 0, "recorded")
     assert "recorded anew 2 times" in limited.refusal and "options['scale']: 'aa', recorded with 'a'" in limited.refusal
+
+
+class Mode:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not to be shown")
+
+
+def test_an_argument_that_cannot_be_shown_is_recorded_all_the_same() -> None:
+    jitted, x = jit(lambda x, mode: x * mode.factor - 1, on_refusal="raise"), torch.ones(2)
+    for mode in [Mode(2)] * 3 + [Mode(3)] * 3:
+        assert torch.equal(jitted(x, mode), x * mode.factor - 1)
+    assert jitted.statistics().recordings == 2
+    assert "args[1]: this Mode, recorded with this Mode" in jitted.explain()
+
+
+def test_a_change_that_cannot_be_shown_is_refused_all_the_same() -> None:
+    modes = [Mode(2)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        modes[:] = [Mode(modes[0].factor + 1)]
+        return x * 3 - 1
+
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(3):
+        assert torch.equal(jitted(torch.ones(2)), torch.ones(2) * 2)
+    (key,) = jitted.statistics().keys
+    assert key.refusal is not None and "changes a Python value from this Mode to this Mode" in str(key.refusal)

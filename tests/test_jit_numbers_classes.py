@@ -94,6 +94,15 @@ def test_a_number_among_the_arguments_has_its_own_class() -> None:
         assert (call.statistics().replays > 3) is (program is scaled)
 
 
+def test_a_program_that_was_text_may_ask_for_the_type_of_a_number() -> None:
+    """As with `python -c`, where code is of no file."""
+    scope: dict[str, Any] = {"large": torch.tensor(3.0), "small": torch.tensor(0.03)}
+    exec("def program(x, n):\n    return x * (large if type(n) is float else small) - n", scope)
+    call = jit(scope["program"], on_refusal="eager")
+    for n in (0.5, 0.6, 0.7, 0.8, 0.9):
+        assert torch.equal(call(torch.ones(2), n), torch.ones(2) * 3.0 - n)
+
+
 def test_a_rate_has_its_own_class() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=1.0)
 

@@ -469,8 +469,8 @@ def test_a_number_that_the_program_does_not_read_is_left_alone_while_it_is_trace
     put: list[str] = []
     stand_in = jit_trace.stand_in_for_state
 
-    def noted(run: Any, call: Any) -> Any:
-        numbers = stand_in(run, call)
+    def noted(run: Any) -> Any:
+        numbers = stand_in(run)
         put.extend(str(number.place) for number in numbers)
         return numbers
 

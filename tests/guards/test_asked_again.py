@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,21 @@ def test_whether_faults_are_told_is_followed() -> None:
             assert torch.equal(jitted(x), program(x))
     finally:
         faulthandler.enable() if was else faulthandler.disable()
+
+
+@pytest.mark.parametrize("ask", [threading.get_ident, threading.get_native_id])
+def test_another_thread_is_not_taken_for_that_of_the_recording(ask: Callable[[], int]) -> None:
+    main = ask()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 - 1 if ask() == main else x * 3 - 2
+
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    x, found = torch.arange(4.0), []
+    for _ in range(3):
+        assert torch.equal(jitted(x), x * 2 - 1)
+    thread = threading.Thread(target=lambda: found.extend(jitted(x) for _ in range(3)))
+    thread.start()
+    thread.join()
+    assert [torch.equal(each, x * 3 - 2) for each in found] == [True] * 3
+    assert torch.equal(jitted(x), x * 2 - 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from treeplay.guards.conditions import Asked, Code, Comparison, ContainerGuard, Data, differing, shown
+from treeplay.guards.conditions import Asked, Code, Comparison, ContainerGuard, Data, differing
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.torch_seam.patched import ABSENT, stand_in
 
@@ -244,27 +244,6 @@ def test_what_stands_in_for_a_function_of_a_class_is_not_seen() -> None:
 def test_places_name_what_is_guarded() -> None:
     guards = (Table({"a": 1}, "t"), Table({"a": 1}, "h.", ("a",)), Items([2], "l"), Members({3}, "s"))
     assert [place for guard in guards for place, _ in guard.places()] == ["t['a']", "h.a", "l[0]", "s"]
-
-
-SHOWN: dict[str, tuple[Any, str]] = {
-    "number": (1.5, "1.5"),
-    "text": ("ab", "'ab'"),
-    "long text": ("a" * 100, "'" + "a" * 56 + "..."),
-    "nothing": (ABSENT, "nothing"),
-    "tensor": (torch.ones(2), "a tensor float32[2]"),
-    "list": ([1, 2], "[1, 2]"),
-    "long list": (list(range(9)), "a list of 9"),
-    "list of objects": ([Holder()], "a list of 1"),
-    "class": (Holder, "type Holder"),
-    "function": (function, "function function"),
-    "object": (Holder(), "this Holder"),
-    "NumPy's": (np.float64(1.5), "1.5"),
-}
-
-
-@pytest.mark.parametrize(("value", "text"), SHOWN.values(), ids=SHOWN)
-def test_values_are_shown_shortly(value: Any, text: str) -> None:
-    assert text in shown(value) and len(shown(value)) < 80
 
 
 def test_two_that_look_alike_are_another_object() -> None:

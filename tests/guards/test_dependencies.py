@@ -10,10 +10,10 @@ from support.reached import Holder, reached
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Reach
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 
 
-def place_of(how: How, holder: Any, key: Any) -> Binding:
+def place_of(how: How, holder: Any, key: Any) -> Place:
     return root(holder, "holder").child(how, holder, key, "place")
 
 

@@ -11,10 +11,10 @@ import torch
 from support.reached import Holder
 from support.watched import Careful, Slotted
 from treeplay.guards.entries import entry_of, spot_of
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 
 
-def place_of(how: How, holder: Any, key: Any) -> Binding:
+def place_of(how: How, holder: Any, key: Any) -> Place:
     return root(holder, "holder").child(how, holder, key, "place")
 
 
@@ -28,7 +28,7 @@ def place_of(how: How, holder: Any, key: Any) -> Binding:
     ],
     ids=["item", "attribute", "of a class", "gradient"],
 )
-def test_a_place_is_one_spot(make: Callable[[], tuple[Binding, bool]]) -> None:
+def test_a_place_is_one_spot(make: Callable[[], tuple[Place, bool]]) -> None:
     place, is_spot = make()
     assert (spot_of(place) is not None) == is_spot and spot_of(place) == spot_of(place)
 

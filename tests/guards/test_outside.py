@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import decimal
 import logging
+import os
+import resource
+import threading
+import time
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -12,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import treeplay
 from treeplay.guards.outside import never_the_same, settings_asked
 
 
@@ -24,7 +29,24 @@ def asked(*names: str, by: CodeType = caller.__code__) -> dict[str, list[CodeTyp
 
 
 @pytest.mark.parametrize(
-    "name", ["time.time", "time.perf_counter_ns", "time.monotonic", "time.localtime", "now", "today", "posix.urandom"]
+    "name",
+    [
+        "time.time",
+        "time.perf_counter_ns",
+        "time.monotonic",
+        "time.clock_gettime",
+        "time.clock_gettime_ns",
+        "time.localtime",
+        "time.strftime",
+        "time.asctime",
+        "now",
+        "today",
+        "posix.times",
+        "posix.getloadavg",
+        "resource.getrusage",
+        "posix.urandom",
+        "_uuid.generate_time_safe",
+    ],
 )
 def test_a_clock_or_entropy_is_found_with_the_function_that_asked(name: str) -> None:
     found = never_the_same(asked("builtins.len", name))
@@ -41,6 +63,29 @@ def test_the_time_of_a_message_does_not_matter() -> None:
     by_logging = logging.LogRecord.__init__.__code__
     assert never_the_same(asked("time.time", by=by_logging)) is None
     assert never_the_same({"time.time": [by_logging, caller.__code__]}) is not None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: time.clock_gettime(time.CLOCK_MONOTONIC),
+        lambda: os.times()[0],
+        lambda: float(time.strftime("%S")),
+        lambda: len(time.asctime()),
+        lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    ],
+)
+def test_a_program_that_asks_a_clock_is_refused(read: Callable[[], float]) -> None:
+    with pytest.raises(treeplay.Refusal, match="gives another answer each time"):
+        jitted = treeplay.jit(lambda x: x * read() - 3, lower="aten", on_refusal="raise")
+        for _ in range(3):
+            jitted(torch.ones(2))
+
+
+def test_a_thread_that_only_logging_asks_for_is_not_asked_for_again() -> None:
+    (guard,) = settings_asked(asked("_thread.get_ident"))
+    assert guard.label == "_thread.get_ident()" and guard.recorded == threading.get_ident()
+    assert not [*settings_asked(asked("_thread.get_ident", by=logging.LogRecord.__init__.__code__))]
 
 
 def _torch_threads(is_on: bool) -> None:

@@ -15,7 +15,7 @@ from support.compiled import SeenOperators
 from treeplay.lower.foreach import ON_LISTS
 from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
-from treeplay.tree.inputs import current_inputs
+from treeplay.wrap.found import current_inputs
 
 LAYERS = 12
 VIEWS = ("view", "reshape", "unbind", "select", "unsqueeze", "aten.t.", "detach", "expand", "alias", "transpose")

@@ -13,7 +13,7 @@ from support import assert_same, call_of
 from support.compiled import SeenOperators
 from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
-from treeplay.tree.inputs import current_inputs
+from treeplay.wrap.found import current_inputs
 
 READS_A_MASK = {
     "aten.index_put_.default",

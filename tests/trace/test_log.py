@@ -36,6 +36,24 @@ def test_symbols_and_nans_are_no_difference(was: Any, now: Any) -> None:
     assert first_difference([entry("mul", 7, was)], [entry("mul", 7, now)]) is None
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "is_same"),
+    [
+        (float("nan"), float("nan"), True),
+        (0.0, -0.0, False),
+        (1.5, 2.5, False),
+        (SYMBOLIC, SYMBOLIC, True),
+        (1.5, SYMBOLIC, False),
+    ],
+)
+def test_a_call_has_the_numbers_of_another(was: Any, now: Any, is_same: bool) -> None:
+    assert entry("mul", 7, 3, was).has_numbers_of(entry("add", 8, 3, now)) is is_same
+
+
+def test_a_call_with_more_numbers_has_not_those_of_another() -> None:
+    assert not entry("mul", 7, 3).has_numbers_of(entry("mul", 7, 3, 4))
+
+
 def test_operators_that_only_one_run_has_are_skipped() -> None:
     first = [entry("zeros", 1, 3.0), entry("mul", 2, 5.0), entry("add", 3, 1.0)]
     second = [entry("mul", 2, 5.0), entry("clone", 2), entry("add", 3, 2.0)]

@@ -58,6 +58,15 @@ def test_one_program_traced_twice_differs_in_nothing() -> None:
     assert evidence(program).difference(evidence(program)) is None
 
 
+def test_a_nan_among_the_numbers_is_no_difference() -> None:
+    """Each trace makes its own NaN, which no NaN equals."""
+
+    def program(x: torch.Tensor) -> Any:
+        return x.masked_fill(x > 2, float("nan")) - torch.tensor([float("nan"), 1.0, 2.0])
+
+    assert evidence(program).difference(evidence(program)) is None
+
+
 scale: Any = 2.0
 DIFFERENCES: dict[str, tuple[Callable[[torch.Tensor, int], Any], str]] = {
     "number": (lambda x, n: x * (2.0 + n), "is given the number 2.0 when it was recorded and 3.0 now"),
@@ -269,6 +278,19 @@ def test_what_no_guard_sees_is_found_told_and_recorded_anew(kind: Any, tmp_path:
     made = jitted.statistics()
     assert (told.recordings, made.recordings, made.refusals) == (1, 2, 0)
     assert "an audit found this" in jitted.explain()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_the_calls_of_a_recording_that_was_stale_count_on(tmp_path: Path) -> None:
+    world = OfFile(tmp_path)
+    jitted = jit(lambda x: x * world.read() - 1)
+    for _ in range(11):  # 1 eager, 10 replayed
+        jitted(X)
+    world.set(3)
+    with pytest.warns(StaleRecordingWarning):
+        jitted(X)
+    (entry,) = jitted._manager.cache.table
+    assert entry.calls == 12
 
 
 @pytest.mark.usefixtures("at_once")

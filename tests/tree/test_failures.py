@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.run.tape import TraceTape
 from treeplay.trace.signature import outcome
 from treeplay.tree import observing
+from treeplay.tree.cache import no_recording
 from treeplay.values.refusal import Reason
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -342,3 +343,23 @@ def test_a_call_inside_of_somebodys_capture_runs_as_it_is_and_blames_nobody() ->
     for expected in (14.0, 30.0):
         assert_same(jitted(torch.ones(2)), torch.full((2,), expected))
     assert jitted.statistics().replays == 2 and not internal_errors()
+
+
+def test_a_recording_that_did_not_fit_is_freed_once_if_the_next_one_breaks() -> None:
+    jitted: Any = treeplay.jit(lambda x: x * 2 - 1, lower="aten", on_refusal="raise")
+    x, freed = torch.ones(3), []
+    jitted(x)
+    recorder = jitted._manager._cold.__self__._recorder
+    record = recorder._record
+
+    def breaks(*_: Any) -> Any:
+        raise RuntimeError("told to")
+
+    def does_not_fit(*given: Any) -> Any:
+        recorder._record = breaks
+        return replace(record(*given), call=no_recording, free=lambda: freed.append(1))
+
+    recorder._record = does_not_fit
+    with pytest.raises(InternalError, match="recording a call"):
+        jitted(x)
+    assert freed == [1]

@@ -38,3 +38,16 @@ def test_a_debugger_is_left_alone() -> None:
         assert not noted.is_any
     finally:
         sys.settrace(before)
+
+
+def test_a_tracer_that_the_program_installs_stays() -> None:
+    def told(frame: Any, event: str, arg: Any) -> Any:
+        return None
+
+    before = sys.gettrace()
+    try:
+        with errors_noted():
+            sys.settrace(told)
+        assert sys.gettrace() is told
+    finally:
+        sys.settrace(before)

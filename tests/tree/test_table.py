@@ -51,6 +51,34 @@ def test_recordings_count_against_the_limit_and_the_newest_entry_stays() -> None
     assert not table.evict(1) and [r.source for r in next(iter(table)).recordings] == ["2"]
 
 
+def test_the_calls_of_a_recording_that_is_taken_out_count_on() -> None:
+    table, mine = EntryTable(), recording()
+    used(table, "a")
+    (entry,) = table
+    entry.recordings.append(mine)
+    entry.eager_calls["observed"], mine.calls = 2, 5
+    table.take_out(entry, mine)
+    assert entry.recordings == [] and mine.is_dropped and entry.calls == 7
+    table.take_out(entry, mine)
+    assert entry.calls == 7
+
+
+def test_the_calls_of_recordings_that_are_let_go_or_are_too_many_count_on() -> None:
+    table = EntryTable()
+    used(table, "a")
+    (entry,) = table
+    alive: Any = SimpleNamespace(keeps_alive=lambda: True, forget=lambda: None)
+    for calls in (3, 5, 11):
+        made = recording()
+        made.calls = calls
+        entry.recordings.append(made)
+    table.evict(2)
+    assert (entry.calls, len(entry.recordings)) == (19, 2)
+    entry.recordings[0].signature = SimpleNamespace(guarded=alive)  # type: ignore[assignment]
+    assert [gone.calls for gone in table.let_go(lambda _: "")] == [5]
+    assert (entry.calls, len(entry.recordings)) == (19, 1)
+
+
 def test_an_observation_fits_as_long_as_its_values_hold() -> None:
     entry, options = Entry({}), {"scale": 1}
     from treeplay.trace.survey.program import survey

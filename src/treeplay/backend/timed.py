@@ -16,7 +16,8 @@ import torch
 
 from treeplay.backend.account import Account
 from treeplay.observe.rng import keep_rng
-from treeplay.trace.signature.returned import is_plain, whole
+from treeplay.torch_seam.tensors import unusual
+from treeplay.trace.signature.returned import whole
 from treeplay.values.boxed import Boxed
 
 _RUNS = 3  # after one that warms up
@@ -35,7 +36,7 @@ def timed_at_first(call: Boxed, run: Boxed, account: Account) -> Boxed:
 
 def _can_be_copied(value: Any) -> bool:
     is_number = value is None or isinstance(value, (int, float))
-    return is_number or (isinstance(value, torch.Tensor) and is_plain(value))
+    return is_number or (isinstance(value, torch.Tensor) and unusual(value) is None)
 
 
 def _least_seconds(run: Boxed, args: Sequence[Any]) -> float:

@@ -11,11 +11,10 @@ import torch
 
 from treeplay.errors import ArgumentError, ArgumentTypeError, UsageError
 from treeplay.graphs.roster import check_memory
+from treeplay.torch_seam.layers import MODULE_HOOKS
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
 from treeplay.values.flatten import flatten
 from treeplay.values.structure import paths
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +154,7 @@ def _check_leaves(request: Request) -> None:
 
 
 def _check_module(module: torch.nn.Module, label: str) -> None:
-    hooks = [name.removeprefix("_") for name in _HOOKS if getattr(module, name, None)]
+    hooks = [name.removeprefix("_") for name in MODULE_HOOKS if getattr(module, name, None)]
     if hooks:
         raise UsageError(
             f"{label} has {', '.join(hooks)}: a replay would not run them. Remove them, or register them after wrapping: then "

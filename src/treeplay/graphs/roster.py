@@ -16,11 +16,11 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.torch_seam import allocator
+from treeplay.torch_seam.layers import MODULE_TABLES
 
 _address = torch.Tensor.data_ptr
 _needs_gradient = attrgetter("requires_grad")
 _values = dict.values
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Roster:
@@ -136,7 +136,7 @@ def _address_check(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) ->
 
 def _tables(modules: Sequence[torch.nn.Module]) -> Iterator[dict[str, Any]]:
     for module in _submodules(modules):
-        for table in _TABLES:
+        for table in MODULE_TABLES:
             yield getattr(module, table)
 
 
@@ -162,6 +162,6 @@ def _named(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """Every entry of the tables by its full name, an entry without a tensor too."""
     for module in modules:
         for prefix, part in module.named_modules():
-            for table in _TABLES:
+            for table in MODULE_TABLES:
                 for name, value in getattr(part, table).items():
                     yield f"{prefix}.{name}" if prefix else name, value

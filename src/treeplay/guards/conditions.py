@@ -1,9 +1,11 @@
 """The kinds of guards: each holds what the traced run met in one object, and tells what differs there now.
 
-    Table, Items, Members   dictionaries, lists and sets: `containers.py`
-    Cell       a variable of a closure                 Asked     what a function gives: a slot, a weak reference, ...
-    Kind       the class of an object                  Code      what a function is made of
-    Data       the bytes of a NumPy array              Facts     what can be read of a tensor besides its values
+    Table, Items, Members   dictionaries, lists, deques and sets: `containers.py`
+    Asked          what a function gives: the content of a closure's cell, a slot, a weak reference, a setting
+    HasGradient    whether a tensor has a gradient
+    Code           what a function is made of
+    Data           the bytes of a NumPy array
+    TensorFacts    what can be read of a tensor besides its values
 
 A guard compares by identity first. A value that was replaced is the same if it is an immutable value that is exactly the same,
 or a container in the only place that leads to it whose contents are the same; then the guard goes over to the new one.
@@ -13,20 +15,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
 from treeplay.guards.alike import check_of_slot
 from treeplay.guards.memory import held
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides, is_initialised
-from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.same import is_same, is_value
-from treeplay.values.spec import TensorSpec, layout_text
+from treeplay.values.same import is_same
+from treeplay.values.spec import layout_text
 
 Commit = Callable[[], None]
 
@@ -46,8 +47,6 @@ class Comparison:
             return True
         if type(before) is not type(now):
             return False
-        if isinstance(before, MethodType):
-            return before.__func__ is now.__func__ and before.__self__ is now.__self__
         if isinstance(before, tuple):
             pairs = zip(tuple.__iter__(before), tuple.__iter__(now), strict=False)
             return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
@@ -274,27 +273,3 @@ def differing(place: str, before: Any, found: Any) -> Mismatch:
     """A difference as text."""
     old, new = shown(before), shown(found)
     return Mismatch(place, old, new if new != old else "another object")
-
-
-def _is_short(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
-
-
-def shown(value: Any) -> str:
-    """A value as a short text; never a tensor's numbers, which would wait for its device."""
-    if is_a(value, torch.Tensor):
-        is_plain = has_strides(value)
-        return f"a tensor {TensorSpec.of(value)}" if is_plain else f"a {value.layout} tensor"
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(ABSENT))):
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-    if type(value) in (list, tuple, set, dict) and len(value) <= 8:
-        text = repr(value) if all(map(_is_short, value.values() if isinstance(value, dict) else value)) else ""
-        if 0 < len(text) <= 60:
-            return text
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if isinstance(value, (list, tuple, set, dict)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if is_value(value) and not isinstance(value, (type, FunctionType)):
-        return repr(value)[:60]
-    return f"{type(value).__name__} {name}" if isinstance(name, str) else f"this {type(value).__name__}"

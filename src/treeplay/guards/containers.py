@@ -10,10 +10,11 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from treeplay.guards.conditions import Comparison, ContainerGuard, differing, shown
+from treeplay.guards.conditions import Comparison, ContainerGuard, differing
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
-from treeplay.values.kinds import is_a, items
+from treeplay.values.kinds import builtin_of, is_a, items
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
 
@@ -69,9 +70,9 @@ class Table(ContainerGuard):
             return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:
             return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
-        entries = (collections.OrderedDict if is_a(holder, collections.OrderedDict) else dict).items(holder)
+        entries = builtin_of(holder).items(holder)
         if self.matters is not None:
-            entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
+            entries = ((key, value) for key, value in entries if self.matters(key))
         # As they are while nothing is traced: another thread may have put stand-ins there.
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 
@@ -129,17 +130,30 @@ class Table(ContainerGuard):
             yield self.label_of(key), value
 
 
-class Items(ContainerGuard):
-    """All elements of a list or a deque, in their order."""
+class _InOrder(ContainerGuard):
+    """All elements of a container, in the order that a program meets them in."""
 
     __slots__ = ("recorded",)
 
     def __init__(self, holder: Any, label: str) -> None:
         super().__init__(holder, label)
-        self.recorded = elements(holder)
+        self.recorded = items(holder)
+
+    def now(self) -> Any:
+        return items(self.holder)
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = items(holder)
+
+
+class Items(_InOrder):
+    """The elements of a list or a deque."""
+
+    __slots__ = ()
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
-        now = elements(holder)
+        now = items(holder)
         if _most(holder) != _most(self.holder):
             return Mismatch(f"{self.label}.maxlen", str(_most(self.holder)), str(_most(holder)))
         if len(now) != len(self.recorded):
@@ -149,48 +163,25 @@ class Items(ContainerGuard):
                 return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 
-    def now(self) -> Any:
-        return elements(self.holder)
-
-    def go_over_to(self, holder: Any) -> None:
-        self.holder = holder
-        self.recorded = elements(holder)
-
     def places(self) -> Iterator[tuple[str, Any]]:
         for at, value in enumerate(self.recorded):
             yield f"{self.label}[{at}]", value
 
 
-class Members(ContainerGuard):
-    """All elements of a set."""
+class Members(_InOrder):
+    """The elements of a set."""
 
-    __slots__ = ("recorded",)
-
-    def __init__(self, holder: Any, label: str) -> None:
-        super().__init__(holder, label)
-        self.recorded = list(set.__iter__(holder))
+    __slots__ = ()
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
-        now = list(set.__iter__(holder))  # in the order that a program would meet them in
+        now = items(holder)
         is_same_order = len(now) == len(self.recorded) and all(
             comparison.alike(before, found) for before, found in zip(self.recorded, now, strict=True)
         )
         return None if is_same_order else Mismatch(self.label, shown(self.recorded), shown(now))
 
-    def now(self) -> Any:
-        return set(set.__iter__(self.holder))
-
-    def go_over_to(self, holder: Any) -> None:
-        self.holder = holder
-        self.recorded = list(set.__iter__(holder))
-
     def places(self) -> Iterator[tuple[str, Any]]:
         yield self.label, self.recorded
-
-
-def elements(holder: Any) -> list[Any]:
-    """What a list or deque holds, whatever a subclass makes of iteration."""
-    return items(holder)
 
 
 def _most(holder: Any) -> int | None:

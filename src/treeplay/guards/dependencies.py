@@ -1,4 +1,4 @@
-"""What a run depends on: guards by kind, each object once. `reach.py` collects them, `check.py` asks them."""
+"""What a run depends on: guards by kind, each object once. `walk/` collects them, `check/` asks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.same import is_value
 
 
@@ -81,7 +81,7 @@ class Dependencies:
         }
         return found | {id(one.recorded) for one in self.asked if one.spot not in slots and not is_value(one.recorded)}
 
-    def guard_the_way(self, places: Iterable[Binding], *, themselves: bool = False) -> None:
+    def guard_the_way(self, places: Iterable[Place], *, themselves: bool = False) -> None:
         """Guard every step to `places` that nothing guards yet, and if so told the places `themselves`: a warm call goes this
         way, the run may have gone another."""
         known = {(id(guard.holder), hashed(key)) for guard in (*self.tables, *self.items) for key in keys_of(guard)}

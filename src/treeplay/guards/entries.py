@@ -12,7 +12,7 @@ from treeplay.guards.conditions import ContainerGuard
 from treeplay.guards.containers import Table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, table_of
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 # What Python itself puts into the dictionary of a class, and none of a program's business.
 _OF_THE_CLASS = frozenset(
@@ -35,7 +35,7 @@ _OF_THE_CLASS = frozenset(
 )
 
 
-def spot_of(place: Binding) -> tuple[int, Any] | None:
+def spot_of(place: Place) -> tuple[int, Any] | None:
     """Which entry of which dictionary, list or object a place is; None for a gradient, which is in none."""
     holder, key = place.holder, place.key
     if place.how is How.CELL:
@@ -111,11 +111,6 @@ def results_in(function: Any) -> list[Any]:
 
 def _has_links(table: dict[Any, Any]) -> bool:
     return all(type(value).__name__ == "_lru_list_elem" for value in list(table.values()))
-
-
-def entry_in_thread(local: threading.local, name: str) -> Any:
-    """What this thread has put into a `threading.local`."""
-    return vars(local).get(name, ABSENT)
 
 
 def names_in_thread(local: threading.local) -> tuple[str, ...]:

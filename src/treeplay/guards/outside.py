@@ -23,10 +23,14 @@ from treeplay.values.same import is_value
 
 _CLOCKS = frozenset(
     f"time.{name}{unit}"
-    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime")
     for unit in ("", "_ns")
-) | {"time.localtime", "time.gmtime", "time.ctime", "now", "utcnow", "today"}
-_ENTROPY = frozenset({"posix.urandom", "nt.urandom", "posix.getrandom"})
+) | {
+    # Of a time that is given, most of these repeat; but of a call only the name is known.
+    *(f"time.{name}" for name in ("localtime", "gmtime", "ctime", "asctime", "strftime")),
+    *("now", "utcnow", "today", "posix.times", "nt.times", "posix.getloadavg", "resource.getrusage"),
+}
+_ENTROPY = frozenset({"posix.urandom", "nt.urandom", "posix.getrandom", "_uuid.generate_time_safe"})
 _THREADS = frozenset({"_thread.start_new_thread", "_thread.start_new", "_thread.start_joinable_thread"})
 # What they answer is kept in C, where nothing reports a change; without arguments each can be asked again.
 _ASKED_AGAIN = frozenset(
@@ -39,9 +43,15 @@ _ASKED_AGAIN = frozenset(
         "_csv.field_size_limit",
         "posix.getcwd",
         "nt.getcwd",
+        "posix.getpid",
+        "nt.getpid",
+        "_thread.get_ident",
+        "_thread.get_native_id",
         "faulthandler.is_enabled",
     }
 )
+# `inspect` has the limit of recursion for its own loops, and Inductor raises it; a message is told which thread wrote it.
+_ASK_FOR_THEMSELVES = frozenset({inspect.__file__, logging.__file__})
 _GETTERS = ("get_", "_get_", "is_", "_is_", "are_")
 # The warm call asks for these anyway, or nothing is recorded where they are not as usual.
 _KNOWN = frozenset(
@@ -88,8 +98,7 @@ def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:
         module, _, function = name.rpartition(".")
         if module in ("torch", "torch._C") and function.startswith(_GETTERS) and function not in _KNOWN:
             yield from _of_torch(module, function)
-        elif name in _ASKED_AGAIN and any(code.co_filename != inspect.__file__ for code in builtins[name]):
-            # `inspect` has the limit of recursion for its own loops, and Inductor raises it.
+        elif name in _ASKED_AGAIN and any(code.co_filename not in _ASK_FOR_THEMSELVES for code in builtins[name]):
             yield Asked(getattr(sys.modules[module], function), f"{name}()", is_fresh=True)
         elif name.endswith("decimal.getcontext"):
             yield Asked(lambda: repr(decimal.getcontext()), "decimal.getcontext()", is_fresh=True)

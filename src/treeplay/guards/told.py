@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from treeplay.guards.conditions import Guard, shown
+from treeplay.guards.conditions import Guard
 from treeplay.guards.dependencies import Dependencies
-from treeplay.values.kinds import is_a
-
-_SHOWN = (bool, int, float, complex, str, bytes, type(None))
+from treeplay.observe.shown import shown
+from treeplay.values.kinds import PLAIN, is_a
 
 
 def summary(of: Dependencies) -> str:
@@ -30,7 +29,7 @@ def plain_values(of: Dependencies) -> tuple[str, ...]:
     """The plain values among what is guarded, each as its place and what it was; not those of Python's own modules."""
     lines = {}
     for place, value in places(of):
-        if is_a(value, _SHOWN) and not _is_within_python(place):
+        if is_a(value, PLAIN) and not _is_within_python(place):
             lines[place] = f"{place} = {shown(value)}"
     return tuple(lines.values())
 

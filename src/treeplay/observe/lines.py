@@ -27,13 +27,14 @@ _PLUMBING = tuple(
     for part in ("_compile.py", "_dynamo", "_ops.py", "overrides.py", "_tensor.py", "utils/_python_dispatch.py")
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_TEXT = "<string>"
 _SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
 
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a source file is the user's or a third party's, not torch's, ours or the standard library's."""
-    if file.startswith(("<frozen", "<treeplay", "<string>", TORCH, OURS)):
+    if file.startswith(("<frozen", "<treeplay", _TEXT, TORCH, OURS)):
         return False
     return file.startswith(_SITE) or not file.startswith(_STDLIB)
 
@@ -42,6 +43,18 @@ def is_users(file: str) -> bool:
 def is_own(file: str) -> bool:
     """Whether a source file is the user's own, not that of an installed package."""
     return is_users(file) and not file.startswith(_SITE)
+
+
+def is_users_or_text(file: str) -> bool:
+    """Whether code of this file may be the program's: the user's or a third party's, or text that was run, as by `python -c`.
+
+    Text has no lines to show, and what dataclasses write is text too: as the place of a mistake, `is_users` leaves it out."""
+    return file == _TEXT or is_users(file)
+
+
+def is_own_or_text(file: str) -> bool:
+    """Whether code of this file may be the user's own, not that of an installed package."""
+    return file == _TEXT or is_own(file)
 
 
 def _innermost(is_wanted: Callable[[str], bool]) -> FrameType | None:

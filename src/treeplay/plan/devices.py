@@ -19,7 +19,7 @@ from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.signature.prune import acts
 from treeplay.trace.traced import Trace
 from treeplay.values.output import inputs_used
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Argument, Constant, Input, Kind, MoveTo, Signature, State
 from treeplay.values.spec import TensorSpec
 
@@ -185,7 +185,7 @@ def _check_acts(node: torch.fx.Node) -> None:
         raise _refusal(node, why, "return its result, declare what it writes (mutates_args=), or call it outside")
 
 
-def _is_of_optimizer(place: Binding) -> bool:
+def _is_of_optimizer(place: Place) -> bool:
     """Whether a place is in the state that an optimizer keeps of a parameter. Nobody else has a hold on what is there."""
     parent = place.parent
     return place.how is How.ITEM and parent is not None and isinstance(parent.key, torch.Tensor)

@@ -32,9 +32,9 @@ from treeplay.trace.jit import trace
 from treeplay.trace.log import LoggedCall, first_difference, other_operators, takes_large_layers
 from treeplay.trace.traced import Trace
 from treeplay.tree.audit import Audit
-from treeplay.tree.inputs import current_inputs
 from treeplay.values.overlap import overlapping, overlaps_itself
 from treeplay.values.plan import Plan
+from treeplay.wrap.found import current_inputs
 
 
 @dataclass(frozen=True, slots=True)

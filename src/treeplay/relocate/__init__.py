@@ -3,7 +3,7 @@
     captures ── movers ▶ who moved how far ── sites ▶ words that moved with them ── blame ▶ what the rest means
                                                                                       └─ proof ▶ table
 
-    first, second, third = (captured(k) for k in range(3))      # facts.nodes.Captured: nodes, tensors, outputs, blocks
+    first, second, third = (captured(k) for k in range(3))      # values.nodes.CaptureNotes
     table = relocate([first, second, third], ranges=device_ranges())
     for row in table.rows:
         print(row)                                              # tensor 0: 3 sites in 2 nodes, modulo 256

@@ -71,7 +71,7 @@ def base_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[in
     return which, TensorSpec.of(base) if has_strides(base) else None
 
 
-def is_tracing(frame: FrameType) -> bool:
+def is_of_tracer(frame: FrameType) -> bool:
     """Whether code is of what traces a program, and asks for itself."""
     return str(frame.f_globals.get("__name__")).startswith(_TRACES)
 

@@ -13,6 +13,12 @@ from torch.utils.hooks import RemovableHandle
 
 from treeplay.torch_seam.patched import Shared
 
+# Where layers, optimizers and tensors keep what is theirs.
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
 register_call_hook = _module.register_module_forward_pre_hook
 
 

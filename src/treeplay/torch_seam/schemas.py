@@ -29,6 +29,8 @@ EMPTY = frozenset(
 )
 # A new tensor with the values of its first argument: where memory is given, a copy. Their `out` overloads allocate first.
 COPIES = frozenset({aten.clone.default, aten._to_copy.default})
+# What a tensor made of numbers comes through: the tensor itself.
+LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 # Functional operators that torch defines as another one with more arguments, where only the other has an `out` form.
 _SYNONYMS: dict[Any, tuple[Any, tuple[Any, ...]]] = {
     aten.relu.default: (aten.clamp_min.default, (0,)),

@@ -30,6 +30,17 @@ def has_strides(tensor: torch.Tensor) -> bool:
         return tensor.layout is torch.strided and not tensor.is_nested and is_initialised(tensor)
 
 
+def unusual(tensor: torch.Tensor) -> str | None:
+    """What makes a tensor more than memory, shape and stride; None for a plain one."""
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return type(tensor).__name__
+    if tensor.is_conj() or tensor.is_neg():
+        return "tensor that is conjugated or negated when read"
+    return "quantized tensor" if tensor.is_quantized else None
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's storage while it is alive."""
     return int(tensor.untyped_storage()._cdata)

@@ -29,18 +29,18 @@ from treeplay.trace.signature.guarded import met_of
 from treeplay.trace.turn import Busy
 from treeplay.values.location import Location
 from treeplay.values.output import Fresh, Static, View
-from treeplay.values.signature import Argument, Built, Input, Kind, Ref, Signature
+from treeplay.values.signature import Argument, Built, Input, Kind, Ref, Signature, values_in
+from treeplay.values.sizes import not_for_all
 from treeplay.values.spec import ANY_SIZE, TensorSpec
 from treeplay.values.structure import as_written, paths
 
 Changing = Mapping[int, frozenset[int]]
 """The dimensions whose sizes change, by the leaf of the arguments."""
-_FIX = "nothing: its sizes are recorded one by one, within the budget"
 
 
 def refusal(why: str, where: Location | None = None) -> Refusal:
     """Why a program is not compiled for all sizes."""
-    return Refusal.of("sizes", f"not compiled for all at once: {why}", _FIX, where)
+    return Refusal(not_for_all(why, where))
 
 
 def meets_numpy(*_: Any) -> Any:
@@ -75,7 +75,7 @@ def for_any_size(signature: Signature, call: Call, changing: Changing) -> Signat
         inputs=tuple(inputs),
         leaves=leaves,
         refs=refs,
-        outputs=len({ref for top in refs for ref in _parts(top) if isinstance(ref, Fresh)}),
+        outputs=len({ref for ref in values_in(refs, ()) if isinstance(ref, Fresh)}),
         met=met_of(signature.guarded, leaves),
     )
 
@@ -87,9 +87,9 @@ def _why_not(signature: Signature, call: Call) -> str | None:
         return "it writes an argument or state"
     if call.has_numbers or call.arrays:
         return "an argument is a number that varies or a NumPy array"
-    if not all(isinstance(part, (Fresh, View, Static)) for ref in signature.refs for part in _parts(ref)):
+    if not all(isinstance(part, (Fresh, View, Static)) for part in signature.values):
         return "it returns an argument, or a container that was there before"
-    if any(_is_special(part) for ref in signature.refs for part in _parts(ref)):
+    if any(map(_is_special, signature.values)):
         return "a result shares memory with an argument, or needs a gradient"
     return None
 
@@ -98,14 +98,6 @@ def _is_special(ref: Ref) -> bool:
     if isinstance(ref, View):
         return not isinstance(ref.of, Fresh) or ref.requires_grad or ref.cast is not None or ref.of.requires_grad
     return isinstance(ref, Fresh) and ref.requires_grad
-
-
-def _parts(ref: Ref) -> Iterator[Ref]:
-    if isinstance(ref, Built):
-        for part in ref.refs:
-            yield from _parts(part)
-    else:
-        yield ref
 
 
 def _apart(refs: Sequence[Ref]) -> tuple[Ref, ...]:

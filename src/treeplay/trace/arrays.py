@@ -17,7 +17,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.guards.reads.names import asks_for_a_type
-from treeplay.observe.lines import is_users, user_location
+from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.torch_seam.patched import Shared, all_wanted
 
 _SHOWN = frozenset(("shape", "dtype", "ndim", "size", "strides", "nbytes", "itemsize"))  # which a key has in it
@@ -71,7 +71,7 @@ class GivenArray:
 
 def asks_for_types(code: Mapping[int, CodeType] | None) -> bool:
     """Whether code of the user's among what ran may have asked for the type of what stands for an array or a number."""
-    return code is None or any(is_users(each.co_filename) and asks_for_a_type(each) for each in code.values())
+    return code is None or any(is_users_or_text(each.co_filename) and asks_for_a_type(each) for each in code.values())
 
 
 def _refusing(name: str) -> Callable[..., Any]:

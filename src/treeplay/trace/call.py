@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from treeplay.trace.arrays import can_be_a_tensor
-from treeplay.trace.survey.found import PLAIN
 from treeplay.values.flatten import flatten
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import PLAIN, is_a
 from treeplay.values.location import Location
 from treeplay.values.place import Trail
-from treeplay.values.structure import Leaf, Structure, classes_in, is_unhashable
+from treeplay.values.structure import Leaf, Structure, classes_in, indices_in, is_unhashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Call:
                 part = part.parts[0]
             if isinstance(part, Leaf):
                 return others.get(part.index, value)
-            if others.keys().isdisjoint(_leaves_of(part)):
+            if others.keys().isdisjoint(indices_in(part)):
                 return value
             if part.cls is tuple:
                 parts = tuple(map(put, value, part.parts))
@@ -115,14 +114,6 @@ def _with_arrays(part: Leaf | Structure, found: Mapping[int, Any], taken: dict[i
     if not _is_plain(part):
         return part
     return replace(part, parts=tuple(_with_arrays(below, found, taken) for below in part.parts))
-
-
-def _leaves_of(part: Leaf | Structure) -> Iterator[int]:
-    if isinstance(part, Leaf):
-        yield part.index
-    else:
-        for below in part.parts:
-            yield from _leaves_of(below)
 
 
 def _is_plain(part: Structure) -> bool:

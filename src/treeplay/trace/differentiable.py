@@ -21,6 +21,7 @@ from treeplay.trace.raised import program_raised
 from treeplay.trace.run.watch import mark_upstream
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
+from treeplay.trace.signature.references import not_plain, not_traced
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import flatten
 from treeplay.values.location import Location
@@ -240,15 +241,8 @@ def _check(run: TracedRun, tensor: torch.Tensor) -> None:
         )
     if id(tensor) not in tracer.tape.values:
         if not tracer.is_known(tensor):
-            raise tracer.refuse(
-                "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
-            )
+            raise not_traced(tracer.refuse)
         tracer.tape.add_input(tensor)
     fake = tracer.tape.values[id(tensor)].fake
     if fake.layout is not torch.strided or fake.is_conj() or fake.is_neg():
-        raise tracer.refuse(
-            "result",
-            "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
-            "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
-            tracer.tape.values[id(tensor)].node.meta.get("where"),
-        )
+        raise not_plain(tracer.refuse, tracer.tape.values[id(tensor)].node.meta.get("where"))

@@ -54,7 +54,6 @@ from treeplay.trace.run.waiting import no_waiting
 from treeplay.trace.run.watch import WatchFunctions
 from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, with_guards
 from treeplay.trace.signature.outcome import outcome_of
-from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.averages import averages_without_asking
@@ -91,7 +90,7 @@ def trace(
                     made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
                 except _UsesGenerators:
                     made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
-            return _with_guards(made, program, call, run)
+            return _with_guards(made, run)
         except Refusal as refusal:
             refusal.at(home_of(program))
             raise
@@ -112,55 +111,42 @@ def _trace(
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:
-        return _trace_over(program, call, layouts, found, generators, snapshot, eager_reads)
+        reads = snapshot.reads = reads_of(found)
+        tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, reads, layouts)
+        tracer.lasting.arguments = {id(tensor) for tensor in call.tensors}
+        tracer.world.reads = reads
+        watch = WatchFunctions(tracer, snapshot.gradients)
+        if eager_reads is not None:
+            watch, tracer.goes_on = GoingOn(tracer, snapshot.gradients, eager_reads), True
+        snapshot.gradients_set = watch.grads_set
+        run = TracedRun(program, call, found, reads, tracer, watch, snapshot)
+        is_shared, is_refused = has_company(), False
+        try:
+            made = _traced(run, is_shared=is_shared)
+        except Refusal as refusal:
+            is_refused = True
+            # No name here: the exception would hold the frame that holds it.
+            raise _told(refusal, run) from refusal.__cause__
+        finally:
+            generators.note(reads)
+            _undo(run, partial(_tell_apart, run, is_shared=is_shared))
+            if is_refused:  # else once what it has read is let go
+                forget_in_tables(tracer.tape.leaked())
+            if generators.is_used and not generators.is_marking:
+                # Out of `finally` on purpose: it takes the place of whatever an unmarked run came to, a refusal included.
+                raise _UsesGenerators
+        return made, run
 
 
-def _trace_over(
-    program: Callable[..., Any],
-    call: Call,
-    layouts: dict[Question, Answer],
-    found: Survey,
-    generators: TrackedGenerators,
-    snapshot: Snapshot,
-    eager_reads: EagerReads | None,
-) -> tuple[Trace, TracedRun]:
-    tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
-    tracer.lasting.arguments = {id(tensor) for tensor in call.tensors}
-    watch = WatchFunctions(tracer, snapshot.gradients)
-    if eager_reads is not None:
-        watch, tracer.goes_on = GoingOn(tracer, snapshot.gradients, eager_reads), True
-    run = TracedRun(tracer, watch, found, snapshot, reads=reads_of(found))
-    snapshot.gradients_set = run.watch.grads_set
-    is_shared = has_company()
-    tracer.reads = tracer.world.reads = snapshot.reads = run.reads
-    is_refused = False
-    try:
-        made = _traced(program, call, run, is_shared=is_shared)
-    except Refusal as refusal:
-        is_refused = True
-        raise _told(
-            refusal, run
-        ) from refusal.__cause__  # no name here: the exception would hold the frame that holds it
-    finally:
-        generators.note(run.reads)
-        _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
-        if is_refused:  # else once what it has read is let go
-            forget_in_tables(run.tracer.tape.leaked())
-        if generators.is_used and not generators.is_marking:
-            # Out of `finally` on purpose: it takes the place of whatever an unmarked run came to, a refusal included.
-            raise _UsesGenerators
-    return made, run
-
-
-def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> Trace:
+def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
     run.numbers = stand_in_for_rates(run)
-    run.varying = stand_in_for_state(run, call)
+    run.varying = stand_in_for_state(run)
     run.numbers += run.varying
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
     schedules = Schedules(run.tracer, run.found)
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
-        stand_in_for_arguments(run, call) as (args, kwargs),
+        stand_in_for_arguments(run) as (args, kwargs),
         no_waiting(run.tracer),
         noticing(run),
         dynamo_off(),
@@ -169,7 +155,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         autocast_cache_apart(),
         skipping,
         averages_without_asking(),
-        arrays_become_tensors() if call.arrays else contextlib.nullcontext(),
+        arrays_become_tensors() if run.call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
         numpy_asks(meet_numpys),
@@ -181,21 +167,21 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         run.watch,
         run.reads,
     ):
-        result = _run(program, args, kwargs)
+        result = _run(run.program, args, kwargs)
         run_custom_backwards(run, result)
     run.tracer.lasting.take_history_back()  # or it would count as what the arguments were
-    _tell_apart(program, call, run, is_shared=is_shared)
+    _tell_apart(run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
-    run.tracer.tape.home = home_of(program)
+    run.tracer.tape.home = home_of(run.program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it, or the trace went on behind it
         if isinstance(run.watch, GoingOn):
             _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
-    check_global_state(run.tracer, run.snapshot)
+    check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
     schedules.finish(result, run.reads)
-    check_arrays(run, call)
+    check_arrays(run)
     run.tracer.tape.log.append(result_entry(result))
-    return outcome_of(run, call, result, schedules)
+    return outcome_of(run, result, schedules)
 
 
 def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,7 +197,7 @@ def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
     """Note what else is in the way of a run that went on to its end: what is looked for once nothing is refused."""
     tape = run.tracer.tape
     with contextlib.suppress(Refusal):
-        check_global_state(run.tracer, run.snapshot)
+        check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
     difference = first_difference(first_run, tape.log)
     if difference is not None:
         tape.refusals[difference] = None
@@ -233,11 +219,11 @@ def _told(refusal: Refusal, run: TracedRun) -> Refusal:
     return told
 
 
-def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: TracedRun) -> Trace:
+def _with_guards(made: Trace, run: TracedRun) -> Trace:
     """The trace with guards over what the run read, which is there again as the run found it."""
     is_run_again = made.signature.kind is Kind.DIFFERENTIABLE
     try:
-        guarded = guards_of(program, call, run, made.signature)
+        guarded = guards_of(run, made.signature)
         called, effects = called_in(made.log, run.reads), effects_of(run.reads)
     finally:
         run.reads.forget(but=run.found.kept if is_run_again else ())
@@ -271,7 +257,7 @@ def _forget_cached(tape: TraceTape) -> None:
         tape.was_cached |= forget_cached(tape.is_own)
 
 
-def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> None:
+def _tell_apart(run: TracedRun, *, is_shared: bool) -> None:
     """From here on, what other threads have changed meanwhile is none of the program's changes."""
     if is_shared and run.snapshot.whose is None:
-        run.snapshot.whose = whose_changes(program, call, run.snapshot, run.reads)
+        run.snapshot.whose = whose_changes(run.program, run.call, run.snapshot, run.reads)

@@ -83,6 +83,10 @@ class LoggedCall:
         """What identifies the call in another run."""
         return self.op, self.where, self.site, self.given, len(self.numbers)
 
+    def has_numbers_of(self, other: LoggedCall) -> bool:
+        """Whether it is given the same numbers as another call. Each run makes its own NaN, which equals no other."""
+        return len(self.numbers) == len(other.numbers) and all(map(_is_alike, self.numbers, other.numbers))
+
 
 _LARGE = ("aten._native_multi_head_attention.default", "aten._transformer_encoder_layer_fwd.default")
 

@@ -14,7 +14,7 @@ from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.patched import Shared
-from treeplay.torch_seam.schemas import is_foreach_write, tell_autograd
+from treeplay.torch_seam.schemas import LIFTS, is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.run.layouts import Question, answer, question
@@ -23,7 +23,6 @@ from treeplay.trace.run.tape import content
 
 aten = torch.ops.aten
 _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
-_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
 class Log(list[LoggedCall]):
@@ -65,7 +64,7 @@ class Observer(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Question | None, int]:
         """Log an operator: what there is to ask of its results, and its place in the log."""
         where = user_location()
-        if func in _LIFTS:
+        if func in LIFTS:
             self.log.append(LoggedCall.of_constant(args[0], content(args[0]), where, call_site()))
         entry = LoggedCall.of(func, where, args, kwargs, call_site())
         asked = question(func, asked_of(func, args), kwargs)

@@ -26,7 +26,7 @@ from treeplay.observe.lines import user_location
 from treeplay.sandbox.generators import has_company
 from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
-from treeplay.torch_seam.facts import FACTS, is_tracing
+from treeplay.torch_seam.facts import FACTS, is_of_tracer
 from treeplay.torch_seam.modes import as_eager, is_untraced, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.schemas import leaves_of
@@ -120,7 +120,7 @@ class _SubstitutionMode(TorchFunctionMode):
         # By `==`: each look-up of a `__get__` makes a new method wrapper.
         if func == _DATA:
             return torch.ops.aten.detach.default(self._substitution.other(args[0]))
-        if func in FACTS and id(args[0]) in self._substitution.given and not is_tracing(sys._getframe(1)):
+        if func in FACTS and id(args[0]) in self._substitution.given and not is_of_tracer(sys._getframe(1)):
             return func(self._substitution.given[id(args[0])])  # the answer that the trace had
         is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS
         # The one would change something only in a tensor of the trace, and the other is asked of the program's own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.trace.survey.found import PLAIN
+from treeplay.values.kinds import PLAIN
 from treeplay.values.output import Static
 from treeplay.values.place import How
 from treeplay.values.same import exact_key

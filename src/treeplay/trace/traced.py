@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.guards.reads.reads import Reads
+from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.run.tracer import Tracer
@@ -33,9 +36,12 @@ class Trace:
 class TracedRun:
     """What one traced run came across, besides its operators."""
 
+    program: Callable[..., Any]
+    call: Call
+    found: Survey
+    reads: Reads
     tracer: Tracer
     watch: WatchFunctions
-    found: Survey
     snapshot: Snapshot
     numbers: list[Number] = field(default_factory=list)  # of state
     varying: list[Number] = field(default_factory=list)  # those of them that were no optimizer's
@@ -43,5 +49,4 @@ class TracedRun:
     grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
-    reads: Reads = field(default_factory=lambda: Reads(()))
     kind: Kind = Kind.INFERENCE

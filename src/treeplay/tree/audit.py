@@ -50,7 +50,7 @@ class Evidence:
         if numbers is not None:
             return numbers
         for old, new in zip(self.log, other.log, strict=False):
-            if old.key != new.key or old.numbers != new.numbers:
+            if old.key != new.key or not new.has_numbers_of(old):
                 return _another(f"{new.op} where it took {old.op}", new)
         if len(self.log) != len(other.log):
             return _another(f"{len(other.log)} operators where it took {len(self.log)}", (other.log or self.log)[-1])

@@ -15,7 +15,6 @@ from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.answers import Answers
 from treeplay.tree.audit import Audit
-from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.keys.numbers import numbers_given
 from treeplay.tree.mismatch import first_mismatch
@@ -63,15 +62,13 @@ def _drop_stale(recording: Recording, difference: Reason, answers: Answers) -> N
     """Tell that a recording no longer does what its program would, and forget it."""
     counters.add("stale recordings", difference.op)
     log_event("guards", f"{answers.name}: an audit found this: {difference}", difference.where)
-    for entry in answers.cache.table.drop(recording):
-        entry.causes.append(f"an audit found this: {difference}")
-        entry.rerecordings += 1
-        entry.observations.clear()
-        if entry.rerecordings >= settings.max_rerecordings:
-            answers.note_refusal(entry, difference)
-        elif not entry.recordings:
-            entry.phase = KeyPhase.NEW
-    answers.cache.use(None)
+    entry = answers.cache.entry_of(recording)
+    answers.cache.drop(entry, recording)
+    entry.causes.append(f"an audit found this: {difference}")
+    entry.rerecordings += 1
+    entry.observations.clear()
+    if entry.rerecordings >= settings.max_rerecordings:
+        answers.note_refusal(entry, difference)
     times = f"up to {recording.calls} times" if recording.calls > 1 else "once"
     warn_here(
         f"treeplay replayed an old recording of {answers.name}, {times}. {difference}", category=StaleRecordingWarning

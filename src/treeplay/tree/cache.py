@@ -149,15 +149,12 @@ class Cache:
     def drop(self, entry: Entry, recording: Recording) -> None:
         """Forget a recording, so that a later call makes another one."""
         self.settle()
-        if recording in entry.recordings:
-            entry.recordings.remove(recording)
-            entry.calls_before += recording.calls
-            if not entry.recordings and entry.phase is KeyPhase.RECORDED:
-                entry.phase = KeyPhase.NEW
+        self.table.take_out(entry, recording)
+        if not entry.recordings and entry.phase is KeyPhase.RECORDED:
+            entry.phase = KeyPhase.NEW
         self.glances.forget_gone(self.table)
         if recording is self.last:
             self.use(None)
-        self.table.free([recording])
 
     def outdone(self, entry: Entry, recording: Recording, told: str) -> None:
         """Forget a recording that is no faster than its program, as was `told`: calls run as they are for a good while."""
@@ -186,6 +183,7 @@ class Cache:
             found = nearest_mismatches([recording.signature], call) if recording in entry.recordings else ()
             return "; ".join(map(str, found))
 
+        self.settle()  # its warm calls, which no entry has once it is dropped
         dropped = self.table.let_go(why)
         if dropped:
             self.glances.forget_gone(self.table)

@@ -47,8 +47,10 @@ def errors_noted() -> Iterator[RaisedInside]:
     if sys.gettrace() is not None:
         yield noted
         return
-    sys.settrace(noted.note)
+    tracer = noted.note
+    sys.settrace(tracer)
     try:
         yield noted
     finally:
-        sys.settrace(None)
+        if sys.gettrace() is tracer:  # else the program has installed its own, or taken ours away
+            sys.settrace(None)

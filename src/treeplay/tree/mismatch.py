@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
+from treeplay.observe.shown import shown
 from treeplay.trace.call import Call
-from treeplay.tree.inputs import current_inputs
 from treeplay.tree.keys.key import values_in_objects
 from treeplay.tree.table import Observation, Recording
 from treeplay.values.mismatch import Mismatch
@@ -18,7 +18,7 @@ from treeplay.values.signature import Argument, GivenContainer, Signature
 from treeplay.values.structure import as_written
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.conditions import AreOne, Condition, Fits
-from treeplay.wrap.found import shown
+from treeplay.wrap.found import current_inputs
 from treeplay.wrap.of_signature import of_arguments, of_meetings, of_numbers, of_state, of_tensors
 from treeplay.wrap.places import Operand
 
@@ -111,6 +111,3 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
         yield Mismatch("arguments", "the containers and keys of the first call", "another structure")
     else:
         yield from _differences(of_arguments(signature), call)
-
-
-__all__ = ["cause_of", "first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatches", "nearest_mismatches"]

@@ -13,7 +13,6 @@ import torch
 from treeplay.values.place import How
 from treeplay.values.signature import Input, State
 from treeplay.values.spec import TensorSpec
-from treeplay.wrap.found import current
 
 
 def bring_back(inputs: Iterable[Input]) -> bool:
@@ -22,12 +21,11 @@ def bring_back(inputs: Iterable[Input]) -> bool:
     for item in inputs:
         if not isinstance(item.source, State) or item.source.place.how is not How.ITEM:
             continue
-        place = item.source.place
-        tensor = current(place)
+        place = item.source.place.anew()
+        tensor = place.read_or(None)
         if not isinstance(tensor, torch.Tensor) or tensor.device == item.spec.device:
             continue
         if replace(TensorSpec.of(tensor), device=item.spec.device) == item.spec:
-            owner = current(place.parent) if place.is_read_anew and place.parent is not None else place.holder
-            owner[place.key] = tensor.to(item.spec.device)
+            place.write(tensor.to(item.spec.device))
             any_moved = True
     return any_moved

@@ -70,6 +70,7 @@ class CallRecorder:
                 if out is MISS:
                     # A first compile leaves traces in the process that guards tell of; a second one finds them there.
                     recording.drop()
+                    recording = None  # or what goes wrong from here on would be told as its launch
                     recording = self._made(call, seen, has_changed=has_changed)
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and (recorders.others(since) or self._gate.entered != entered)

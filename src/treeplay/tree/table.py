@@ -228,6 +228,13 @@ class EntryTable:
         """How many recordings there are in all."""
         return sum(len(entry.recordings) for entry in self._entries.values())
 
+    def take_out(self, entry: Entry, recording: Recording) -> None:
+        """Drop a recording, if its entry still has it, and give back what the device holds for it. Its calls count on."""
+        if recording in entry.recordings:
+            entry.recordings.remove(recording)
+            entry.calls_before += recording.calls
+        self.free([recording])
+
     def let_go(self, why: Callable[[Recording], str]) -> list[Recording]:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone. `why` says what else
         keeps a recording from being replayed, if anything does."""
@@ -238,8 +245,7 @@ class EntryTable:
                 if guards is not None and guards.keeps_alive():
                     entry.causes.append(why(recording) or "something that the program has a weak reference to is gone")
                     entry.is_told = True
-                    entry.recordings.remove(recording)
-                    self.free([recording])
+                    self.take_out(entry, recording)
                     dropped.append(recording)
         return dropped
 
@@ -255,10 +261,9 @@ class EntryTable:
             del self._entries[key]
             self.free(entry.recordings)
             dropped.append(entry)
-        if newest is not None and len(newest.recordings) > most:
-            surplus = len(newest.recordings) - most
-            self.free(newest.recordings[:surplus])
-            del newest.recordings[:surplus]
+        if newest is not None:
+            for surplus in newest.recordings[: max(0, len(newest.recordings) - most)]:
+                self.take_out(newest, surplus)
         return dropped
 
     def clear(self) -> None:
@@ -266,14 +271,6 @@ class EntryTable:
         for entry in self:
             self.free(entry.recordings)
         self._entries.clear()
-
-    def drop(self, recording: Recording) -> list[Entry]:
-        """Drop one recording; the entries that had it."""
-        holders = [entry for entry in self if recording in entry.recordings]
-        for entry in holders:
-            entry.recordings.remove(recording)
-        self.free([recording])
-        return holders
 
     def all_plain_calls(self) -> Counter[str]:
         """Calls that went to a recording and launched nothing, by reason; of recordings that are gone too."""

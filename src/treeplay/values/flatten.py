@@ -181,10 +181,7 @@ def _attributes_of(cls: type) -> tuple[str, ...]:
 
 def parts_in(structure: Structure, value: Any) -> list[Any]:
     """The parts of a value that has this structure."""
-    if structure.rest is None:
-        opened = _open(value)
-        return list(opened[1]) if opened is not None else []
-    opened = _open_object(value)
+    opened = _open(value) if structure.rest is None else _open_object(value)
     return list(opened[1]) if opened is not None else []
 
 

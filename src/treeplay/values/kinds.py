@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""The classes of plain values."""
 HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 """The flag of classes that Python code made, or an extension in the same way."""
 
@@ -82,13 +84,18 @@ def slots_in(cls: type) -> list[str]:
 _OFFSETS = ("__dictoffset__", "__weaklistoffset__", "__vectorcalloffset__")
 
 
-_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+_CONTAINERS: tuple[Any, ...] = (list, tuple, collections.OrderedDict, dict, set, frozenset, collections.deque)
+
+
+def builtin_of(container: Any) -> Any:
+    """The class of Python's own that a container is of, or that its class is derived from. By the methods of this one it is
+    asked for what it holds: a registry may take other arguments in `get`, a mapping may import packages in `items`."""
+    return next(kind for kind in _CONTAINERS if is_a(container, kind))
 
 
 def items(values: Any) -> list[Any]:
     """What a list, tuple, set, frozenset or deque holds, whatever a subclass has made of its methods."""
-    base = next(kind for kind in _SEQUENCES if is_a(values, kind))
-    return list(base.__iter__(values))
+    return list(builtin_of(values).__iter__(values))
 
 
 def is_frozen(record: Any) -> bool:

@@ -1,8 +1,7 @@
-"""Places and their bindings: how to find again, on each call, what a program reaches without being given it.
+"""Places: how to find again, on each call, what a program reaches without being given it.
 
-A `Place` is a path, and plain data: steps from something that the program holds for good (a closure cell, a module's globals,
-`self`), each to an item of a dict, an attribute, the content of a closure cell, or the gradient of a tensor. A `Binding` is a
-place in this process, where each step starts from an object.
+A place is found by steps from something that the program holds for good (a closure cell, a module's globals, `self`), each to
+an item of a dict, an attribute, the content of a closure cell, or the gradient of a tensor. Each step starts from an object.
 
     root globals ── item "model" ── (module: must stay the same object)
                                        └─ item "weight" of its _parameters ── a tensor: read anew on each call
@@ -16,6 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from treeplay.values.kinds import PLAIN
+
 
 class How(Enum):
     """The step from a parent's value to a place's value."""
@@ -28,19 +29,6 @@ class How(Enum):
     ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A path, printed as a user would write it. It can be pickled, and is equal to any other of the same label and steps.
-
-    Each step has its key if that is plain data; keys that are objects are told apart by no path."""
-
-    label: str
-    steps: tuple[tuple[How, Any], ...]
-
-    def __str__(self) -> str:
-        return self.label
-
-
 class NthKey(NamedTuple):
     """A key of a dictionary that is an object, by its position."""
 
@@ -48,27 +36,28 @@ class NthKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Binding:
-    """Where a value lives in this process. `holder` is the object that the step starts from, as it was when the place was seen.
+class Place:
+    """Where a value is found. `holder` is the object that the step starts from, as it was when the place was seen.
 
     Two are equal if they are the same entry of the same object."""
 
     how: How
     holder: Any
     key: Any
-    parent: Binding | None
+    parent: Place | None
     label: str
     _anew: bool | None = None
 
     @property
-    def path(self) -> Place:
-        """The place without its objects."""
+    def path(self) -> Trail:
+        """The way here, as plain data that is equal for the same place of another call: the label, and the steps from the root,
+        each with its key if that is plain data. Keys that are objects are told apart by no path."""
         steps: list[tuple[How, Any]] = []
-        step: Binding | None = self
+        step: Place | None = self
         while step is not None:
             steps.append((step.how, step.key if _is_plain(step.key) else None))
             step = step.parent
-        return Place(self.label, tuple(reversed(steps)))
+        return self.label, *reversed(steps)
 
     @property
     def trail(self) -> Trail | None:
@@ -96,7 +85,7 @@ class Binding:
         return self.how, id(self.holder), self.key if type(self.key) in (int, str) else id(self.key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Binding) and self._entry() == other._entry()
+        return isinstance(other, Place) and self._entry() == other._entry()
 
     def __hash__(self) -> int:
         return hash(self._entry())
@@ -157,7 +146,7 @@ class Binding:
             or self.holder is self.parent.read_or(None)
         )
 
-    def anew(self) -> Binding:
+    def anew(self) -> Place:
         """The place as it is found now: its step starts from what there is today, where a container was replaced."""
         if self.parent is None or not self.is_read_anew:
             return self
@@ -165,9 +154,9 @@ class Binding:
         return replace(self, holder=parent.read_or(self.holder), parent=parent)
 
     @property
-    def steps(self) -> Iterator[Binding]:
+    def steps(self) -> Iterator[Place]:
         """The steps that a call takes to this place, the last one first."""
-        step: Binding | None = self
+        step: Place | None = self
         while step is not None and step.how not in (How.ROOT, How.ARGUMENT):
             yield step
             step = step.parent if step.is_read_anew else None
@@ -180,11 +169,11 @@ class Binding:
             for step in self.steps
         )
 
-    def child(self, how: How, holder: Any, key: Any, label: str) -> Binding:
+    def child(self, how: How, holder: Any, key: Any, label: str) -> Place:
         """A place one step further."""
-        return Binding(how, holder, key, self, label)
+        return Place(how, holder, key, self, label)
 
-    def grad_of(self, tensor: Any) -> Binding:
+    def grad_of(self, tensor: Any) -> Place:
         """The place of the gradient of the tensor here."""
         return self.child(How.GRAD, tensor, None, f"{self}.grad")
 
@@ -195,13 +184,10 @@ class Binding:
 Trail = tuple[Any, ...]
 
 
-def root(value: Any, label: str) -> Binding:
+def root(value: Any, label: str) -> Place:
     """A place that is a constant of the program."""
-    return Binding(How.ROOT, value, None, None, label)
+    return Place(How.ROOT, value, None, None, label)
 
 
 def _is_plain(key: Any) -> bool:
-    return all(map(_is_plain, key)) if type(key) is tuple else type(key) in _PLAIN
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+    return all(map(_is_plain, key)) if type(key) is tuple else type(key) in PLAIN

@@ -7,7 +7,7 @@ numbers ───┘                        └─▶ writes (slots such as `.gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.values.output import OutputRef
-from treeplay.values.place import Binding, Trail
+from treeplay.values.place import Place, Trail
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
@@ -46,7 +46,7 @@ class Argument:
     """
 
     index: int
-    also: tuple[Binding, ...] = ()
+    also: tuple[Place, ...] = ()
     moves_to: MoveTo | None = None
 
 
@@ -68,8 +68,8 @@ class Unread:
 class State:
     """A graph input read from a place on each call; `also` are places that must hold the same tensor."""
 
-    place: Binding
-    also: tuple[Binding, ...] = ()
+    place: Place
+    also: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Input:
     is_told: bool = True  # whether eager tells autograd of what is written there
 
     @property
-    def places(self) -> tuple[Binding, ...]:
+    def places(self) -> tuple[Place, ...]:
         """Where in the program's state its tensor is."""
         match self.source:
             case State(place, also):
@@ -112,7 +112,7 @@ class Number:
     """One number that is an input: called `name` in the graph, read from `place` on each call."""
 
     name: str
-    place: Binding
+    place: Place
     value: float  # or an integer
     is_input: bool = True  # whether the graph reads it; else only a guard does
 
@@ -138,7 +138,7 @@ class GivenContainer:
 class StateContainer:
     """The very container that is at a place of state when the call begins."""
 
-    place: Binding
+    place: Place
 
     def __repr__(self) -> str:
         return f"Found({self.place})"
@@ -176,15 +176,21 @@ class Gone:
 class Write:
     """After a replay, `place` holds `value`."""
 
-    place: Binding
+    place: Place
     value: Ref
+
+
+def values_in(refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Ref]:
+    """What is returned and stored, containers taken apart."""
+    for ref in (*refs, *(write.value for write in writes)):
+        yield from parts_of(ref)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """A plain value, function or object that the program met at `place`: it must still be `value`."""
 
-    place: Binding
+    place: Place
     value: Any
 
 
@@ -203,7 +209,7 @@ class Meeting:
     """Two containers of the arguments, by name, or one and a place of state: whether they are one object."""
 
     name: str
-    other: str | Binding
+    other: str | Place
     are_one: bool
 
 
@@ -250,8 +256,7 @@ class Signature:
     @property
     def values(self) -> Iterator[Ref]:
         """What is returned and stored, containers taken apart."""
-        for ref in (*self.refs, *(write.value for write in self.writes)):
-            yield from parts_of(ref)
+        return values_in(self.refs, self.writes)
 
     def __str__(self) -> str:
         return (

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+
+SIZES = "sizes"
+"""What reasons are about that tell why nothing serves all sizes."""
+ONE_BY_ONE = "nothing: sizes are recorded one by one, within the budget"
+
+
+def not_for_all(why: str, where: Location | None = None, *, advice: str = ONE_BY_ONE) -> Reason:
+    """Why nothing is compiled for all sizes."""
+    return Reason(SIZES, f"not compiled for all at once: {why}", advice, where)
+
 
 @dataclass(frozen=True, slots=True)
 class SizeOf:

@@ -17,15 +17,16 @@ import torch
 
 from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import is_exactly
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.facts import BY_NAME, base_among
 from treeplay.trace.call import Call
 from treeplay.trace.training.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.place import Binding
+from treeplay.values.place import Place
 from treeplay.values.same import is_same
 from treeplay.values.signature import Argument
 from treeplay.values.spec import TensorSpec
-from treeplay.wrap.found import current, found_at, shown
+from treeplay.wrap.found import current, found_at
 from treeplay.wrap.places import CallText, Operand
 
 
@@ -93,7 +94,7 @@ class IsValue(Condition):
         found = found_at(self.of, call)
         if is_same(found, self.value):
             return None
-        hooks = self.of.holder if isinstance(self.of, Binding) else None
+        hooks = self.of.holder if isinstance(self.of, Place) else None
         told = hooks.difference() if isinstance(hooks, HookTables) else None
         return told or Mismatch(self.name, shown(self.value), shown(found))
 
@@ -120,7 +121,7 @@ class AreOne(Condition):
 class HasLength(Condition):
     """A container on the way to state has as many entries as it had."""
 
-    place: Binding
+    place: Place
     length: int
 
     def write(self, text: CallText) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import tuple_of
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import as_float, is_float
@@ -19,7 +20,7 @@ from treeplay.values.signature import Input, Number, is_integer_of_64_bits
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.structure import as_written
 from treeplay.wrap.conditions import Condition
-from treeplay.wrap.found import current, found_at, shown
+from treeplay.wrap.found import current, found_at
 from treeplay.wrap.places import CallText
 
 _WORD = re.compile(r"[A-Za-z_]\w*")

@@ -27,7 +27,7 @@ from treeplay.codegen.idioms import NO_GRAD, note_writes, switched
 from treeplay.errors import DidNotPass, TakenBack
 from treeplay.torch_seam import flags
 from treeplay.values.output import Static
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Argument, Gone, Kind, Signature, State, StateContainer, Write
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.ambience import Ambience
@@ -256,7 +256,7 @@ class _CallEmitter(CallText):
             case _:
                 self.add(f"setattr({self.base(place)}, {place.key!r}, {value})")
 
-    def owner(self, place: Binding) -> str:
+    def owner(self, place: Place) -> str:
         """The variable of the tensor whose gradient `place` is."""
         for index, item in enumerate(self.signature.inputs):
             source = item.source

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.call import Call
 from treeplay.values.flatten import given_containers
-from treeplay.values.place import Binding, How
-from treeplay.values.signature import Argument, Constant, GivenContainer, State
-from treeplay.values.spec import TensorSpec
+from treeplay.values.place import How, Place
+from treeplay.values.signature import Argument, Constant, GivenContainer, Signature, State
 from treeplay.wrap.places import Operand
 
 
@@ -25,27 +23,24 @@ def found_at(of: Operand, call: Call) -> Any:
             return value
         case GivenContainer(name):
             return _container(name, call)
-        case Binding():
+        case Place():
             return current(of, call)
-
-
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING = _Nothing()
 
 
 def _container(name: str, call: Call) -> Any:
     found = given_containers(call.structure, call.args, call.kwargs)
-    return next((value for variable, value, _ in found if variable == name), _NOTHING)
+    return next((value for variable, value, _ in found if variable == name), ABSENT)
 
 
-def current(place: Binding, call: Call | None = None) -> Any:
+def current_inputs(signature: Signature, call: Call) -> list[Any]:
+    """What the graph's inputs stand for in `call`."""
+    return [found_at(item.source, call) for item in signature.inputs]
+
+
+def current(place: Place, call: Call) -> Any:
     """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
     try:
-        if place.how is How.ARGUMENT and call is not None:
+        if place.how is How.ARGUMENT:
             return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
         is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
         if place.parent is not None and (place.is_read_anew or is_of_argument):
@@ -53,7 +48,7 @@ def current(place: Binding, call: Call | None = None) -> Any:
             match place.how:
                 case How.ITEM:
                     if isinstance(owner, dict) and place.key not in owner:
-                        return _NOTHING  # a defaultdict would make an entry
+                        return ABSENT  # a defaultdict would make an entry
                     return owner[place.key]
                 case How.GRAD:
                     return owner.grad
@@ -61,10 +56,4 @@ def current(place: Binding, call: Call | None = None) -> Any:
                     return getattr(owner, str(place.key))
         return place.read()
     except (KeyError, IndexError, AttributeError, ValueError, TypeError):
-        return _NOTHING
-
-
-def shown(value: Any) -> str:
-    """A value as a short text."""
-    text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
+        return ABSENT

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from treeplay.codegen import Writer
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Argument, Constant, GivenContainer, State
 
-Operand = Argument | State | Constant | GivenContainer | Binding
+Operand = Argument | State | Constant | GivenContainer | Place
 
 
 class CallText(Writer):
@@ -16,7 +16,7 @@ class CallText(Writer):
 
     def __init__(self, **names: Any) -> None:
         super().__init__(**names)
-        self.values: dict[Binding, str] = {}
+        self.values: dict[Place, str] = {}
         self.checked: list[str] = []  # tensors for the native check
         self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
         self.inputs: list[str] = []
@@ -37,10 +37,10 @@ class CallText(Writer):
                 return self.constant(value)
             case GivenContainer(name):
                 return name
-            case Binding():
+            case Place():
                 return self.value(of)
 
-    def value(self, place: Binding) -> str:
+    def value(self, place: Place) -> str:
         """A variable with what is at `place` now."""
         if place.how is How.ROOT:
             return self.constant(place.holder)
@@ -62,7 +62,7 @@ class CallText(Writer):
             self.add(f"{known} = {step}")
         return known
 
-    def base(self, place: Binding) -> str:
+    def base(self, place: Place) -> str:
         """What the step to `place` starts from: its parent's value of the day, or a constant object."""
         if place.is_read_anew and place.parent is not None:
             return self.value(place.parent)

@@ -16,7 +16,7 @@ from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Reach
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 
 
 class Holder:
@@ -293,11 +293,11 @@ def test_two_facts_of_tensors_must_stay_of_two() -> None:
     assert guards.again()
 
 
-def place_of(holder: Any, key: Any) -> Binding:
+def place_of(holder: Any, key: Any) -> Place:
     return root(holder, "holder").child(How.ITEM, holder, key, "place")
 
 
-def written(reach: Dependencies, *places: Binding) -> Dependencies:
+def written(reach: Dependencies, *places: Place) -> Dependencies:
     reach.free([], [spot for place in places if (spot := spot_of(place)) is not None])
     return reach
 

@@ -112,6 +112,13 @@ def test_an_effect_is_told_once_with_its_line(program: Callable[..., Any], what:
     assert f"{what}: " in told and told.count("  at  ") == 1 and f"  at      {__file__}:{line} in {name}\n" in told
 
 
+def test_an_effect_of_text_that_was_run_is_told() -> None:
+    scope: dict[str, Any] = {}
+    exec("def talk(x):\n    print('from text')\n    return x - 1\n", scope)
+    (told,) = warned_of(scope["talk"], torch.ones(2))
+    assert "print: " in told and "  at      <string>:2 in talk" in told
+
+
 def computes(x: torch.Tensor) -> torch.Tensor:
     buffer = io.StringIO()
     buffer.write("stays in memory")

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from treeplay.guards.reads.names import asks_its_own, computes_names, globals_in, goes_behind, imports_in, names_in
+from treeplay.guards.reads.names import (
+    asks_its_own,
+    computes_names,
+    globals_in,
+    goes_behind,
+    imports_in,
+    names_in,
+    names_within,
+    stores_within,
+    strings_within,
+    values_within,
+)
 
 
 def code_of(text: str) -> CodeType:
@@ -141,3 +152,28 @@ def test_a_method_that_asks_for_its_name_under_another_goes_behind_its_class() -
     text = "class Reader:\n  def __getattribute__(self, name):\n    name = names.get(name, name)\n    "
     exec(f"{text}return super().__getattribute__(name)", made)
     assert goes_behind(vars(made["Reader"])["__getattribute__"].__code__)
+
+
+def program(x: Any, opt: Any, table: Any) -> Any:
+    global COUNT
+    COUNT = scale(x)  # type: ignore[name-defined]  # noqa: F821
+    opt.step()
+    opt.rate = table["key"]
+    return lambda: inner.attribute  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_all_names_include_methods_and_inner_functions() -> None:
+    assert {"COUNT", "scale", "step", "rate", "inner", "attribute"} <= names_within(program.__code__)
+
+
+def test_a_method_call_reads_no_value_of_that_name() -> None:
+    values = values_within(program.__code__)
+    assert {"scale", "inner", "attribute", "rate"} <= values and "step" not in values
+
+
+def test_stores_are_what_is_assigned_or_deleted() -> None:
+    assert {"COUNT", "rate"} <= stores_within(program.__code__) and "scale" not in stores_within(program.__code__)
+
+
+def test_strings_are_the_keys_a_function_may_look_up() -> None:
+    assert "key" in strings_within(program.__code__)

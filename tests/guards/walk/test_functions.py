@@ -23,6 +23,12 @@ def test_a_variable_of_a_closure_is_guarded() -> None:
     assert any(asked.label == "scale" and asked.ask() == 3.0 and asked.recorded == 2.0 for asked in reach.asked)
 
 
+def test_an_attribute_of_a_function_from_text_that_does_not_run_is_guarded() -> None:
+    scope: dict[str, Any] = {}
+    exec("def settings(): ...\nsettings.rate = 2.0\ndef program(): return settings.rate", scope)
+    assert "settings.rate" in labels(reached(scope["program"]))
+
+
 def test_a_cell_in_a_container_is_guarded() -> None:
     scale = 2.0
     (cell,) = (lambda: scale).__closure__  # type: ignore[misc]

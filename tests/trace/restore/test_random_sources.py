@@ -20,16 +20,20 @@ SOURCES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
+def anybodys(source: Any) -> bool:
+    return True
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_draw_shows_and_is_taken_back(name: str) -> None:
     source, draw = SOURCES[name]
     sources = RandomSources([object(), source])
-    assert sources.moved() is None
+    assert sources.moved(anybodys) is None
     drawn = [draw(source) for _ in range(3)]
-    assert sources.moved() == name
+    assert sources.moved(anybodys) == name
     for _ in range(2):
-        sources.restore()
-    assert sources.moved() is None and [draw(source) for _ in range(3)] == drawn
+        sources.restore(anybodys)
+    assert sources.moved(anybodys) is None and [draw(source) for _ in range(3)] == drawn
 
 
 @pytest.mark.parametrize(
@@ -38,11 +42,11 @@ def test_a_draw_shows_and_is_taken_back(name: str) -> None:
 def test_the_global_ones_are_known(name: str, draw: Callable[[], float]) -> None:
     sources = RandomSources([])
     drawn = draw()
-    assert sources.moved() == name
-    sources.restore()
+    assert sources.moved(anybodys) == name
+    sources.restore(anybodys)
     assert draw() == drawn
 
 
 def test_what_has_no_state_is_none() -> None:
     assert not any(map(is_source, (random.SystemRandom(), random, None, numpy.random)))
-    assert RandomSources([random.SystemRandom()]).moved() is None
+    assert RandomSources([random.SystemRandom()]).moved(anybodys) is None

@@ -17,7 +17,7 @@ from treeplay.trace.call import call_of
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.program import survey
 from treeplay.trace.survey.recordable import survey_call
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 weight = torch.ones(1)
 unnamed = torch.ones(1)
@@ -239,11 +239,11 @@ def test_a_dataclass_is_an_object_with_attributes() -> None:
 
 def test_a_place_reads_and_writes_what_it_stands_for() -> None:
     table = {"a": 1}
-    place = Binding(How.ITEM, table, "a", None, "table['a']")
+    place = Place(How.ITEM, table, "a", None, "table['a']")
     place.write(5)
     assert (place.read(), table["a"], str(place)) == (5, 5, "table['a']")
     with pytest.raises(AttributeError, match="cannot be assigned"):
-        Binding(How.ROOT, table, None, None, "table").write(1)
+        Place(How.ROOT, table, None, None, "table").write(1)
 
 
 def test_the_globals_that_an_object_keeps_are_not_entered() -> None:

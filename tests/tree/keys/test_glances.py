@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import treeplay
 from treeplay.trace.call import Call, call_of
 from treeplay.tree.keys.glances import Glances
 from treeplay.tree.table import Entry, EntryTable
 from treeplay.tree.worth.budget import Pause
+from treeplay.values.structure import Leaf
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
@@ -63,6 +66,31 @@ def test_nobody_is_asked_whether_objects_are_equal() -> None:
     glances, recording = Glances(), SimpleNamespace()
     glances.remember(call({Asked(): 1}), entry_with(recording), recording)  # type: ignore[arg-type]
     assert glances.find(({Asked(): 1},), {}, but=None) is not None
+
+
+class Unhashable(type):
+    def __eq__(cls, other: object) -> bool:
+        raise AssertionError
+
+
+class Mode(metaclass=Unhashable):
+    factor = 2.0
+
+
+def test_a_class_that_cannot_be_hashed_has_its_look() -> None:
+    glances, recording = Glances(), SimpleNamespace()
+    of_its_own = Call((Mode(),), {}, [], Leaf(0))
+    glances.remember(of_its_own, entry_with(recording), recording)  # type: ignore[arg-type]
+    assert glances.find((Mode(),), {}, but=None) is not None
+
+
+def test_a_call_with_an_object_whose_class_cannot_be_hashed_is_answered() -> None:
+    jitted: Any = treeplay.jit(lambda x, mode: x * mode.factor - 1, lower="aten", on_refusal="eager")
+    mode = Mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which tells that no key can be made of it
+        for _ in range(3):
+            assert torch.equal(jitted(torch.ones(2), mode), torch.ones(2))
 
 
 def test_a_recording_that_is_gone_is_neither_found_nor_held() -> None:

@@ -17,8 +17,8 @@ import torch
 
 from treeplay.codegen import Writer
 from treeplay.codegen.idioms import view_of
-from treeplay.torch_seam.tensors import extent_of
-from treeplay.trace.signature.returned import is_plain, whole
+from treeplay.torch_seam.tensors import extent_of, unusual
+from treeplay.trace.signature.returned import whole
 from treeplay.values.layout import Layout
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import Fresh, OutputRef, SameAsInput, Static, View
@@ -62,7 +62,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
 
 def _in_memory(result: torch.Tensor, at: int, memory: OutputMemory, tensors: Sequence[int]) -> Fresh | View | str:
     """Where a result lies that is no argument; `tensors` are the arguments that the inputs of `memory` are."""
-    if not is_plain(result):
+    if unusual(result) is not None:
         return f"result {at} is more than memory, shape and strides"
     extent = extent_of(result)
     inside = [tensors[owner] for owner in memory.owners(extent)]

@@ -28,6 +28,7 @@ from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, is_innermost_mode, native_layers
 from treeplay.torch_seam.schemas import (
     EMPTY,
+    LIFTS,
     aten,
     is_foreach_write,
     is_inplace_view,
@@ -38,7 +39,6 @@ from treeplay.torch_seam.schemas import (
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.refusal import Reason
 
-_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 _local = threading.local()
 
 
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):
             self._meet(tensor)
         for tensor in written_arguments(op, args, kwargs):
             self._save(tensor)
-        if op in _LIFTS:
+        if op in LIFTS:
             return self._lift(args[0])
         # Aliases from before the call: it may change the shape of the very tensors it is given.
         aliased = self.tape.aliased((args, kwargs))

@@ -18,15 +18,17 @@ from typing import Any
 import torch
 
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.check.quick import QuickCheck, never
-from treeplay.guards.conditions import Comparison, TensorFacts, shown
+from treeplay.guards.check.quick import QuickCheck
+from treeplay.guards.check.words import never
+from treeplay.guards.conditions import Comparison, TensorFacts
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.told import plain_values, summary
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 _MOST_TIMES = 2  # that a version changes and no entry does: then entries are compared
 
@@ -58,7 +60,7 @@ class Guards:
         self._dependencies = dependencies
         self._facts = [TensorFacts(tensor, label) for tensor, label in dependencies.tensors.values()]
         self.what: Mismatch | None = None
-        self.places_of_inputs: tuple[Binding, ...] = ()
+        self.places_of_inputs: tuple[Place, ...] = ()
         self.unread_arguments: frozenset[int] = frozenset()  # leaves in attributes of objects that the run did not read
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
         self._pinned: set[tuple[int, Any]] | None = None  # what `Dependencies.pinned` said last
@@ -66,7 +68,7 @@ class Guards:
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
         self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
         self._loose: list[int] = []  # state that may be replaced without another guard telling of it
-        self._read_anew: tuple[Binding, ...] = ()  # places of state that `holds` does not imply to be as they were
+        self._read_anew: tuple[Place, ...] = ()  # places of state that `holds` does not imply to be as they were
         self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: QuickCheck | None = None
@@ -213,7 +215,7 @@ class Guards:
         # Filling an empty dictionary from another one counts as no change on Python 3.12 and later.
         return version_of_table(table.holder) != table.version or len(table.holder) != table.size
 
-    def keeps(self, place: Binding) -> bool:
+    def keeps(self, place: Place) -> bool:
         """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
         for what is there too."""
         if self._pinned is None:
@@ -247,7 +249,7 @@ class Guards:
             if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
         )
         self._loose = [*loose]
-        anew: list[Binding] = []
+        anew: list[Place] = []
         fixed = {*self._dependencies.tensors}
         for place in self.places_of_inputs:
             if _stays(place, pinned):
@@ -267,5 +269,5 @@ class Guards:
         self.holds = holds
 
 
-def _stays(place: Binding, pinned: set[Any]) -> bool:
+def _stays(place: Place, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned

@@ -14,7 +14,7 @@ from typing import Any
 
 from treeplay.codegen import Source, load_source
 from treeplay.guards.check.code import Steady, emit_check
-from treeplay.guards.check.words import Comparer, Words, background
+from treeplay.guards.check.words import Comparer, Words, background, never
 from treeplay.guards.conditions import TensorFacts
 from treeplay.guards.dependencies import Dependencies
 from treeplay.torch_seam.dynamo import Codes, Kinds, native_check, version_of_table
@@ -179,11 +179,6 @@ class QuickCheck:
 
 
 _code_of = operator.attrgetter("__code__")
-
-
-def never() -> bool:
-    """The answer of guards that hold nothing."""
-    return False
 
 
 def _closure_of(value: Any) -> list[Any]:

@@ -119,7 +119,7 @@ class Words:
         counts = len(self._versions), len(self._others), len(self._elements)
         numbers = (WATCHERS, *counts, *(number for pair in pairs for number in pair))
         plan = struct.pack(f"={len(numbers)}Q", *numbers)
-        return self._function(plan, otherwise) if self._function(plan, _no)() else None
+        return self._function(plan, otherwise) if self._function(plan, never)() else None
 
     def _function(self, plan: bytes, otherwise: Callable[[], bool]) -> Callable[[], bool]:
         made: Callable[[], bool] = _new_function(
@@ -163,7 +163,8 @@ class Background:
         self._thread = None
 
 
-def _no() -> bool:
+def never() -> bool:
+    """The answer of guards that hold nothing."""
     return False
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from types import CodeType
 
 from treeplay.guards.reads.reads import Reads
-from treeplay.observe.lines import is_own, is_users
+from treeplay.observe.lines import is_own_or_text, is_users_or_text
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 
@@ -25,8 +25,8 @@ _MOST = 5
 
 def effects_of(reads: Reads) -> tuple[Reason, ...]:
     """Each kind of effect that the run had, at each line that may have had it; the user's own lines, where there are any."""
-    code = [one for one in (reads.code or {}).values() if is_users(one.co_filename)]
-    own = [one for one in code if is_own(one.co_filename)]
+    code = [one for one in (reads.code or {}).values() if is_users_or_text(one.co_filename)]
+    own = [one for one in code if is_own_or_text(one.co_filename)]
     found: dict[Reason, None] = {}
     for what, names, advice in _kinds(reads):
         places = [*_mentions(own, names)] or [*_mentions(code, names)]

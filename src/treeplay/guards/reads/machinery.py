@@ -7,7 +7,8 @@ from types import CodeType
 
 import torch
 
-_OURS = __file__.rpartition("guards")[0]
+from treeplay.observe.lines import OURS
+
 _OF_A_TRACE = (
     "torch/_library/simple_registry.py",
     "torch/_library/effects.py",
@@ -29,7 +30,7 @@ _DYNAMO = "/torch/_dynamo/"  # it looks away while a program is traced
 @lru_cache(maxsize=4096)
 def is_machinery(file: str) -> bool:
     """Whether a file is ours, or torch's way to a dispatch mode or a symbolic number: it runs because a program is traced."""
-    return file.startswith((_OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
+    return file.startswith((OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
 
 
 _MOST_KNOWN = 8192

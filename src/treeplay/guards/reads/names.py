@@ -2,15 +2,19 @@
 
 Told by what an instruction does not do: every instruction with a name that is not one of an attribute counts as a look-up
 among the globals, so that one which a newer Python adds is a read until it is known to be none.
+
+What is said of code `within` holds of it and of the functions that it defines, and of theirs.
 """
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType
 
+_READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "LOAD_ATTR", "STORE_ATTR", "LOAD_DEREF", "IMPORT_NAME"})
+_STORES = frozenset({"STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_NAME", "DELETE_ATTR"})
 _ATTRIBUTES = ("ATTR", "METHOD", "IMPORT_FROM", "SUPER")
 
 
@@ -183,3 +187,36 @@ def inner_code(code: CodeType) -> Iterator[CodeType]:
         if isinstance(constant, CodeType):
             yield constant
             yield from inner_code(constant)
+
+
+@lru_cache(maxsize=4096)
+def names_within(code: CodeType) -> frozenset[str]:
+    """Every global, attribute and method name in `code` and in the functions it defines."""
+    return _and_within(names_within, code, code.co_names)
+
+
+@lru_cache(maxsize=4096)
+def values_within(code: CodeType) -> frozenset[str]:
+    """The names read or written as values, so that `opt.step()` does not count as a use of a number named `step`."""
+    read = (step for step in dis.get_instructions(code) if step.opname in _READS)
+    # Python 3.12 has no LOAD_METHOD: there it is a LOAD_ATTR with a flag.
+    names = {str(step.argval) for step in read if step.opname != "LOAD_ATTR" or "NULL|self" not in step.argrepr}
+    return _and_within(values_within, code, names)
+
+
+@lru_cache(maxsize=4096)
+def stores_within(code: CodeType) -> frozenset[str]:
+    """The names of globals and attributes that `code`, or a function it defines, assigns or deletes."""
+    stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname in _STORES}
+    return _and_within(stores_within, code, stored)
+
+
+@lru_cache(maxsize=4096)
+def strings_within(code: CodeType) -> frozenset[str]:
+    """The string constants of `code` and of the functions it defines: keys that it may look up."""
+    return _and_within(strings_within, code, {constant for constant in code.co_consts if isinstance(constant, str)})
+
+
+def _and_within(ask: Callable[[CodeType], frozenset[str]], code: CodeType, own: Iterable[str]) -> frozenset[str]:
+    """What `ask` says of the functions that `code` defines, added to what is its own."""
+    return frozenset(own).union(*(ask(inner) for inner in code.co_consts if isinstance(inner, CodeType)))

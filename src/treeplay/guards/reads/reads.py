@@ -68,7 +68,7 @@ class Reads:
         self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
         self._ran = noting()
         self._thread = 0
-        self._is_on = False
+        self.is_noting = False  # whether what runs now counts as the program
 
     def __enter__(self) -> Reads:
         self._thread = get_ident()
@@ -82,13 +82,13 @@ class Reads:
             raise
         self._quiet.__enter__()
         self._ran.start()
-        self._is_on = True
+        self.is_noting = True
         _watching.append(self)
         _tell_innermost()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._is_on = False
+        self.is_noting = False
         _watching.remove(self)
         _tell_innermost()
         steps = Teardown()
@@ -113,16 +113,11 @@ class Reads:
             self.methods = self._ran.methods()
             self.messages = self._ran.messages()
 
-    @property
-    def is_noting(self) -> bool:
-        """Whether what runs now counts as the program."""
-        return self._is_on
-
     def pause(self) -> bool:
         """Note nothing until `resume`; tells whether it noted before."""
-        was_on = self._is_on
+        was_on = self.is_noting
         if was_on and get_ident() == self._thread:
-            self._is_on = False
+            self.is_noting = False
             _tell_innermost()
             self._ran.pause()
             return True
@@ -130,7 +125,7 @@ class Reads:
 
     def resume(self) -> None:
         """Go on noting, after a `pause` that said it had."""
-        self._is_on = True
+        self.is_noting = True
         _tell_innermost()
         self._ran.resume()
 
@@ -166,7 +161,7 @@ class Reads:
         known = self.objects.get(id(value))
         if known is not None and name in known.read:  # nearly all reads are such
             return
-        if not self._is_on or get_ident() != self._thread:
+        if not self.is_noting or get_ident() != self._thread:
             return
         frame = _getframe(2)
         if is_of_a_trace(frame.f_code):
@@ -184,7 +179,7 @@ class Reads:
 
     def note_store(self, value: Any, name: str) -> None:
         """`name` of `value` will be assigned or deleted, by the code two frames below."""
-        if self._is_on and get_ident() == self._thread:
+        if self.is_noting and get_ident() == self._thread:
             if is_a(value, ModuleType) and is_of_a_trace(_getframe(2).f_code):  # an import
                 return
             noted = self._noted(value)

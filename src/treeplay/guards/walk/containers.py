@@ -66,9 +66,7 @@ class Containers:
         if is_a(value, collections.OrderedDict) and len(table.recorded) > 1:
             self._walk.dependencies.asked.append(Asked(table.order, f"order of {label}", is_fresh=True))
         if is_a(value, collections.defaultdict):
-            asked = Asked(table.factory, f"{label}.default_factory")
-            self._walk.dependencies.asked.append(asked)
-            self._walk.enter(asked.recorded, asked.label)
+            self._walk.follow(Asked(table.factory, f"{label}.default_factory"))
 
     def view(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
         """Follow a view of a dictionary."""

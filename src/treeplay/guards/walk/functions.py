@@ -24,7 +24,7 @@ from treeplay.guards.reads.names import inner_code
 from treeplay.guards.reads.ran import function_of, functions_with
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.walk import Walk
-from treeplay.observe.lines import is_users
+from treeplay.observe.lines import is_users_or_text
 from treeplay.values.kinds import is_a, table_of
 
 # Weak containers' own callbacks run whenever something dies, be it of the program's or not.
@@ -55,7 +55,7 @@ class Functions:
             return
         # A function that it made earlier may have run, though it did not itself.
         if not walk.ran(code) and not any(map(walk.ran, inner_code(code))):
-            if is_users(code.co_filename):
+            if is_users_or_text(code.co_filename):
                 self._attributes(function, label)
             return
         walk.code_met.add(id(code))
@@ -87,9 +87,8 @@ class Functions:
 
     def cell(self, cell: types.CellType, label: str) -> None:
         """Follow a closure's cell."""
-        asked = Asked(functools.partial(content_of, cell), label, (id(cell), None), attribute=(cell, "cell_contents"))
-        self._walk.dependencies.asked.append(asked)
-        self._walk.enter(content_of(cell), label)
+        spot, attribute = (id(cell), None), (cell, "cell_contents")
+        self._walk.follow(Asked(functools.partial(content_of, cell), label, spot, attribute=attribute))
 
     def method(self, method: types.MethodType, label: str) -> None:
         """Follow a bound method."""

@@ -20,10 +20,11 @@ import torch
 
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import entry_in_thread, names_in_thread
+from treeplay.guards.entries import entry_of, names_in_thread
 from treeplay.guards.memory import size_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.layers import TENSOR_HOOKS
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 
@@ -39,7 +40,7 @@ def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:
         walk.dependencies.tensors[id(found)] = found, label
     walk.enter(type(found), type(found).__qualname__)
     walk.guard_table(vars(found), f"{label}.")
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+    for name in TENSOR_HOOKS:
         walk.enter(getattr(found, name, None), f"{label}.{name}")
 
 
@@ -60,18 +61,14 @@ def _is_alive(reference: weakref.ref[Any]) -> bool:
 
 def context_variable(walk: Walk, variable: contextvars.ContextVar[Any], label: str) -> None:
     """Guard what a context variable holds, and follow it."""
-    asked = Asked(functools.partial(variable.get, ABSENT), f"{label}.get()")
-    walk.dependencies.asked.append(asked)
-    walk.enter(asked.recorded, asked.label)
+    walk.follow(Asked(functools.partial(variable.get, ABSENT), f"{label}.get()"))
 
 
 def of_thread(walk: Walk, local: Any, label: str) -> None:
     """What a thread has put into a `threading.local`: another thread has other values there."""
     for name in {**vars(local), **dict.fromkeys(walk.names)}:
         if name in vars(local) or (not hasattr(type(local), name) and name in walk.reads.names(local)):
-            asked = Asked(functools.partial(entry_in_thread, local, name), f"{label}.{name}")
-            walk.dependencies.asked.append(asked)
-            walk.enter(asked.recorded, asked.label)
+            walk.follow(Asked(functools.partial(entry_of, local, name), f"{label}.{name}"))
     walk.dependencies.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))
     walk.enter(type(local), type(local).__qualname__)  # whose data all threads share
 

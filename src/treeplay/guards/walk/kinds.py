@@ -46,26 +46,13 @@ CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque)
 _CData: type = ctypes.c_int.__mro__[-2]  # which has no public name
 
 
-def _memories() -> tuple[type, ...]:
-    # Asked each time: NumPy may be imported later.
+def memories() -> tuple[type, ...]:
+    """Memory without tensors: NumPy's arrays, and bytes that can change. Asked for each walk: NumPy may be imported later."""
     numpy = sys.modules.get("numpy")
     return (bytearray, memoryview, array.array, _CData, *BUFFERS, *((numpy.ndarray,) if numpy is not None else ()))
 
 
-class _Memories(type):
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, _memories())
-
-
-class Memory(metaclass=_Memories):
-    """Memory without tensors: a NumPy array, if NumPy is there, or bytes that can change."""
-
-
-class _NumpyScalars(type):
-    def __subclasscheck__(cls, other: type) -> bool:
-        numpy = sys.modules.get("numpy")
-        return numpy is not None and issubclass(other, numpy.generic)
-
-
-class NumpyScalar(metaclass=_NumpyScalars):
-    """A number of NumPy's."""
+def numpy_scalars() -> tuple[type, ...]:
+    """The numbers of NumPy's, if it is there."""
+    numpy = sys.modules.get("numpy")
+    return (numpy.generic,) if numpy is not None else ()

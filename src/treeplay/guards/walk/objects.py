@@ -29,13 +29,13 @@ from treeplay.guards.reads.reads import WHOLE, ObjectReads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
 from treeplay.guards.walk.walk import Walk
+from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_in, table_of
 
-_TABLES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})  # whose entries a user writes as attributes
-_TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
 
@@ -47,7 +47,8 @@ class Objects:
         self._containers = containers
         reads = walk.reads
         asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
-        callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
+        # Torch's own code asks a class for names that it spells out.
+        callers = {code for found in asked for code in found if not code.co_filename.startswith(TORCH)}
         self._asks_classes = any(map(computes_names, callers))
         self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
         # Else these read of their own objects alone.
@@ -103,7 +104,8 @@ class Objects:
             self._walk.dependencies.add_table(Table(table, f"{label}.", kept))
             for name in kept:
                 if name in table:
-                    is_part = is_a(value, torch.nn.Module) and name in _TABLES_OF_MODULES
+                    # The entries of these tables a user writes as attributes of the module.
+                    is_part = is_a(value, torch.nn.Module) and name in MODULE_TABLES
                     self._walk.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
 
     def _names_read(self, value: Any) -> dict[str, None]:
@@ -118,9 +120,7 @@ class Objects:
             for name in slots_in(cls) if cls.__flags__ & HEAP else ():
                 if names is None or name in names:
                     ask = functools.partial(getattr, value, name, ABSENT)
-                    asked = Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name))
-                    self._walk.dependencies.asked.append(asked)
-                    self._walk.enter(asked.recorded, asked.label)
+                    self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""

@@ -35,7 +35,7 @@ from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk import holders as walk_holders
 from treeplay.guards.walk.containers import Containers, is_plain
 from treeplay.guards.walk.functions import Functions
-from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, Memory, NumpyScalar
+from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, memories, numpy_scalars
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.objects import Objects
 from treeplay.guards.walk.walk import Walk
@@ -82,8 +82,8 @@ class Reach:
             (types.CellType, functions.cell),
             (contextvars.ContextVar, way(walk_holders.context_variable, walk)),
             (threading.local, way(walk_holders.of_thread, walk)),
-            (NumpyScalar, _nothing),
-            (Memory, way(walk_holders.memory, walk)),
+            (numpy_scalars(), _nothing),
+            (memories(), way(walk_holders.memory, walk)),
         )
         self.leave_out(linecache.cache)  # lines of files, generated ones too, which a warning shows
 

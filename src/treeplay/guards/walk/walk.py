@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.reads.names import names_in
@@ -55,6 +56,11 @@ class Walk:
             return
         self.seen[key] = value
         self._waiting.append((value, label))
+
+    def follow(self, asked: Asked) -> None:
+        """Guard what is asked of an object, and follow the answer."""
+        self.dependencies.asked.append(asked)
+        self.enter(asked.recorded, asked.label)
 
     def enter_each(self, values: Iterable[Any], label: str) -> None:
         """Follow the items of a sequence at `label`."""

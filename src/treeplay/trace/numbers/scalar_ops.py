@@ -7,6 +7,7 @@ neither table gets today's value as a constant, under an equality guard.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,24 +61,22 @@ def _scaled(b: Any, alpha: Any, a: Any) -> Any:
     return (b.to(wide) if isinstance(b, Tensor) else b) * alpha.to(_dtype_of(alpha, wide))
 
 
-def _mul(a: Any, b: Any) -> Any:
-    return a * like(b, a)
+def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula of a tensor and a number."""
+
+    def run(a: Any, b: Any, **options: Any) -> Any:
+        return function(a, like(b, a), **options)
+
+    return run
 
 
-def _add(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return a + _scaled(b, alpha, a)
+def _with_alpha(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula of a tensor and of what is scaled first."""
 
+    def run(a: Any, b: Any, alpha: Any = 1) -> Any:
+        return function(a, _scaled(b, alpha, a))
 
-def _sub(a: Any, b: Any, alpha: Any = 1) -> Any:
-    return a - _scaled(b, alpha, a)
-
-
-def _div(a: Any, b: Any) -> Any:
-    return a / like(b, a)
-
-
-def _pow(a: Any, b: Any) -> Any:
-    return a ** like(b, a)
+    return run
 
 
 def _addcmul(a: Any, b: Any, c: Any, value: Any = 1) -> Any:
@@ -112,15 +111,6 @@ def _rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
     if not isinstance(alpha, Tensor):
         return like(b, a) - (a if alpha == 1 else a * alpha)
     return b - _scaled(a, alpha, b)
-
-
-def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula of a tensor and a number."""
-
-    def run(a: Any, b: Any, **options: Any) -> Any:
-        return function(a, like(b, a), **options)
-
-    return run
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
@@ -158,15 +148,15 @@ def _full_like(a: Any, value: Any, **options: Any) -> Any:
 
 
 _POINTWISE: dict[str, Callable[..., Any]] = {
-    "mul.Tensor": _mul,
-    "mul.Scalar": _mul,
-    "add.Tensor": _add,
-    "add.Scalar": _add,
-    "sub.Tensor": _sub,
-    "sub.Scalar": _sub,
-    "div.Tensor": _div,
-    "div.Scalar": _div,
-    "pow.Tensor_Scalar": _pow,
+    "mul.Tensor": _beside(operator.mul),
+    "mul.Scalar": _beside(operator.mul),
+    "add.Tensor": _with_alpha(operator.add),
+    "add.Scalar": _with_alpha(operator.add),
+    "sub.Tensor": _with_alpha(operator.sub),
+    "sub.Scalar": _with_alpha(operator.sub),
+    "div.Tensor": _beside(operator.truediv),
+    "div.Scalar": _beside(operator.truediv),
+    "pow.Tensor_Scalar": _beside(operator.pow),
     "addcmul.default": _addcmul,
     "addcdiv.default": _addcdiv,
     "lerp.Scalar": _lerp,
@@ -186,14 +176,14 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     **{f"{name}.Scalar": _beside(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 _FOREACH: dict[str, Callable[..., Any]] = {
-    "mul": _mul,
-    "add": _add,
-    "sub": _sub,
-    "div": _div,
+    "mul": _beside(operator.mul),
+    "add": _with_alpha(operator.add),
+    "sub": _with_alpha(operator.sub),
+    "div": _beside(operator.truediv),
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
     "lerp": _lerp,
-    "pow": _pow,
+    "pow": _beside(operator.pow),
 }
 _FOREACH_OVERLOADS = ("Scalar", "ScalarList", "List")
 
@@ -233,11 +223,11 @@ def _for_each(formula: Callable[..., Any], *, in_place: bool) -> Callable[..., A
 
 
 def _by_tensor_lr(packet: str) -> Callable[..., Any]:
-    operator = _overload(f"{packet}.tensor_lr")
+    with_tensor = _overload(f"{packet}.tensor_lr")
 
     def run(params: Sequence[Tensor], *rest: Any, lr: Any, **named: Any) -> Any:
         if params:
-            return operator(params, *rest, lr=lr.to(torch.float32), **named)
+            return with_tensor(params, *rest, lr=lr.to(torch.float32), **named)
         return None
 
     return run

@@ -19,9 +19,9 @@ from treeplay.errors import Refusal
 from treeplay.trace.arrays import GivenArray, asks_for_types
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import is_float
-from treeplay.trace.signature.conditions import mentions
+from treeplay.trace.signature.make import mentions
 from treeplay.trace.traced import TracedRun
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
 
@@ -35,7 +35,7 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
     numbers: list[Number] = []
 
-    def symbol(place: Binding, value: Any) -> Any:
+    def symbol(place: Place, value: Any) -> Any:
         if not is_float(value):
             return value
         numbers.append(Number(f"s{len(numbers)}", place, value))
@@ -69,26 +69,27 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
     return numbers
 
 
-def stand_in_for_state(run: TracedRun, call: Call) -> list[Number]:
+def stand_in_for_state(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each number of the state that is an input; a snapshot undoes it."""
-    if call.is_plain:
+    if run.call.is_plain:
         return []
     numbers: list[Number] = []
     alone = {place for place, _ in run.found.cells}
     for place, value in run.found.watched:
         # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
         is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in _ASSIGNED)
-        if may_be_input(value) and is_undone and place.trail in call.state and place.read_or(None) is value:
+        if may_be_input(value) and is_undone and place.trail in run.call.state and place.read_or(None) is value:
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
             place.write(run.tracer.add_scalar(numbers[-1].name, value))
     return numbers
 
 
-def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
+def stand_in_for_arguments(run: TracedRun) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
     """The arguments, with a symbolic number in the place of each number that is an input, and what stands for each array."""
+    call = run.call
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
-        place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
+        place = Place(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
         run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
         symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
     for at, array in call.arrays.items():
@@ -112,17 +113,19 @@ def check_numbers(run: TracedRun) -> None:
         raise not_inputs(run, needed, _NEEDED)
 
 
-def not_inputs(run: TracedRun, places: Sequence[Binding], why: str) -> Refusal:
+def not_inputs(run: TracedRun, places: Sequence[Place], why: str) -> Refusal:
     """The refusal of a program for numbers of its state that were to be inputs."""
     refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", run.snapshot.line_of_change(places[0]))
     refusal.needed = tuple(trail for place in places if (trail := place.trail) is not None)
     return refusal
 
 
-def check_arrays(run: TracedRun, call: Call) -> None:
+def check_arrays(run: TracedRun) -> None:
     """Refuse arrays that the program may not have taken for arrays."""
-    if call.arrays and asks_for_types(run.reads.code):
-        raise refuse_arrays(call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`")
+    if run.call.arrays and asks_for_types(run.reads.code):
+        raise refuse_arrays(
+            run.call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`"
+        )
 
 
 def refuse_arrays(call: Call, what: str) -> Refusal:

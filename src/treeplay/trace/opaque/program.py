@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.torch_seam.tensors import unusual
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.opaque.host_tensors import HostState
@@ -32,8 +33,7 @@ from treeplay.trace.opaque.run import OpaqueRuns, TensorSequence
 from treeplay.trace.opaque.signature import opaque_signature, renumbered
 from treeplay.trace.raised import program_raised
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.signature.conditions import name_and_source
-from treeplay.trace.signature.returned import is_plain
+from treeplay.trace.signature.make import name_and_source
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.values.kinds import is_leaf
@@ -41,7 +41,7 @@ from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Built, Input, Signature, State, parts_of
+from treeplay.values.signature import Argument, Built, Input, Signature, State, values_in
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
@@ -58,11 +58,11 @@ def prepare(program: Callable[..., Any], call: Call) -> Prepared:
     found = survey_to_record(program, call)
     tensors = _reached(call, found)
     device = _device(program, tensors)
-    watched = [tensor for tensor in tensors if tensor.device != device or not is_plain(tensor)]
+    watched = [tensor for tensor in tensors if tensor.device != device or unusual(tensor) is not None]
     for tensor in watched:
         if found.tensor_at(tensor)[0].how is How.ARGUMENT:
             raise Refusal(_of_another_kind(program, tensor, device))
-    used = [tensor for tensor in tensors if tensor.device == device and is_plain(tensor)]
+    used = [tensor for tensor in tensors if tensor.device == device and unusual(tensor) is None]
     names = paths(call.structure)
     runs = OpaqueRuns(program, call, found, HostState(watched, device, found.generators.values()))
     return Prepared(runs, tuple(_input(tensor, names, found) for tensor in used), tuple(used))
@@ -143,8 +143,7 @@ class Rehearsed:
 
     def _kept(self, *, is_step: bool) -> tuple[int, ...]:
         """All inputs but those that nothing needs: gradients in a program that has none."""
-        refs = [*self.shown.refs, *(write.value for write in self.shown.writes)]
-        needed = set(inputs_used(part for ref in refs for part in parts_of(ref)))
+        needed = set(inputs_used(values_in(self.shown.refs, self.shown.writes)))
         return tuple(
             at
             for at, item in enumerate(self.prepared.inputs)

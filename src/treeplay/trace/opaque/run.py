@@ -16,6 +16,7 @@ from treeplay.trace.call import Call, call_of, home_of
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.opaque.signature import Arguments
 from treeplay.trace.restore.apart import may_have_drawn, told_apart
+from treeplay.trace.restore.left_behind import check_global_state
 from treeplay.trace.restore.randomness import SETS
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import Surroundings
@@ -26,7 +27,7 @@ from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import over
 from treeplay.trace.turn import turn
 from treeplay.values.location import Location
-from treeplay.values.place import Binding
+from treeplay.values.place import Place
 from treeplay.values.signature import Argument, Input, State
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf
@@ -129,7 +130,7 @@ class OpaqueRuns:
         self, result: Any, snapshot: Snapshot, tensors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], RunFacts]:
         """What a run returned and left behind."""
-        self._check_global_state(snapshot)
+        check_global_state(snapshot, self.refuse)
         returned = Returned(snapshot.found, self.refuse, tensors)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = returned.of_call(result, snapshot.stored())
@@ -145,26 +146,11 @@ class OpaqueRuns:
                 "seed outside of the program",
             )
 
-    def _check_global_state(self, snapshot: Snapshot) -> None:
-        source = snapshot.random_source_used()
-        if source is not None:
-            raise self.refuse(
-                source,
-                "the program draws from this generator in Python, so a recording would freeze what it drew",
-                "draw with torch operators inside the program, or draw outside and pass a tensor",
-            )
-        for mode, is_changed in (
-            ("grad mode", snapshot.grad_mode_changed()),
-            ("autocast", snapshot.autocast_changed()),
-        ):
-            if is_changed:
-                raise self.refuse(mode, f"the program leaves {mode} changed", "change it with a context")
-
 
 @contextlib.contextmanager
 def _in_place(inputs: Sequence[Input], tensors: TensorSequence, movable: Collection[int]) -> Iterator[None]:
     """Tensors of state are in their places for a block, where others are outside of it."""
-    outside: list[tuple[int, Binding, Any]] = []
+    outside: list[tuple[int, Place, Any]] = []
     try:
         for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):
             if not isinstance(item.source, State):

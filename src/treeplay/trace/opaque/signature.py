@@ -11,14 +11,15 @@ import torch
 from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.signature.conditions import leaves_of_call, on_the_way, stays_true
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.signature.make import leaves_of_call, on_the_way, stays_true
+from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables
 from treeplay.values.flatten import Given
+from treeplay.values.kinds import PLAIN
 from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import How
-from treeplay.values.signature import Alias, Built, Input, Kind, Signature, StateContainer, Watch, Write, parts_of
+from treeplay.values.signature import Alias, Built, Input, Kind, Signature, StateContainer, Watch, Write, values_in
 from treeplay.values.structure import classes_in
 from treeplay.values.unflatten import unflatten
 
@@ -86,12 +87,7 @@ def opaque_signature(
     places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [found.objects[key] for key in found.modules if key in found.objects]
     places += [write.place.parent for write in shown.writes if write.place.parent is not None]
-    places += [
-        part.place
-        for ref in (*shown.refs, *(write.value for write in shown.writes))
-        for part in parts_of(ref)
-        if isinstance(part, StateContainer)
-    ]
+    places += [part.place for part in values_in(shown.refs, shown.writes) if isinstance(part, StateContainer)]
     identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
     identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
     return Signature(

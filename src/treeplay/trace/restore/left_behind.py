@@ -7,21 +7,22 @@ import gc
 from treeplay.trace.restore.caching import forget_in_tables
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.run.tracer import Tracer
+from treeplay.trace.signature.references import Refuse
 
 
-def check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
-    """Refuse a program that drew or seeded in Python, or left a mode changed."""
-    source = "torch's generator" if tracer.generators.any_was_set() else snapshot.random_source_used()
+def check_global_state(snapshot: Snapshot, refuse: Refuse, *, was_seeded: bool = False) -> None:
+    """Refuse a program that drew in Python, seeded (`was_seeded`: a generator of torch's), or left a mode changed."""
+    source = "torch's generator" if was_seeded else snapshot.random_source_used()
     if source is not None:
-        raise tracer.refuse(
+        raise refuse(
             source,
             "the program draws from or seeds this generator in Python, so a recording would freeze what it drew",
             "draw with torch operators inside the program, or draw outside and pass a tensor; seed outside",
         )
     if snapshot.grad_mode_changed():
-        raise tracer.refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")
+        raise refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")
     if snapshot.autocast_changed():
-        raise tracer.refuse("autocast", "the program leaves autocast changed", "use torch.autocast(...) as a context")
+        raise refuse("autocast", "the program leaves autocast changed", "use torch.autocast(...) as a context")
 
 
 def check_no_leak(tracer: Tracer) -> None:

@@ -16,13 +16,13 @@ from treeplay.observe.lines import is_own, is_users
 from treeplay.trace.restore.whose import CHANGES, STORES_OF_ITEMS, WRITES
 from treeplay.values.kinds import table_of
 from treeplay.values.location import Location
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_NAME", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_DEREF")
 _CHANGES = CHANGES | WRITES
 
 
-def line_of_change(place: Binding, reads: Reads) -> Location | None:
+def line_of_change(place: Place, reads: Reads) -> Location | None:
     """Where the run changed what is in `place`, as far as can be told; None if nothing in the user's code names it."""
     noted = {id(table_of(noted.object)): noted for noted in reads.objects.values()} | reads.objects
     holder = noted.get(id(place.holder))
@@ -43,9 +43,9 @@ def line_of_change(place: Binding, reads: Reads) -> Location | None:
     return None
 
 
-def _names(place: Binding) -> Iterator[str]:
+def _names(place: Place) -> Iterator[str]:
     """What code calls the place, or what it is in: the innermost first."""
-    step: Binding | None = place
+    step: Place | None = place
     while step is not None:
         name = _name(step)
         if name is not None:
@@ -53,7 +53,7 @@ def _names(place: Binding) -> Iterator[str]:
         step = step.parent
 
 
-def _name(step: Binding) -> str | None:
+def _name(step: Place) -> str | None:
     if step.how is How.CELL:
         return step.label
     if step.how is How.GRAD:

@@ -20,7 +20,7 @@ import torch
 from treeplay.guards.memory import BUFFERS, base_of, held, size_of, text_of
 from treeplay.torch_seam.fakes import has_data
 from treeplay.values.kinds import is_a
-from treeplay.values.place import Binding
+from treeplay.values.place import Place
 from treeplay.values.same import is_same
 
 _MOST_BYTES = 1 << 28  # that are copied for a trace; what is beyond is left as the trace leaves it
@@ -31,8 +31,8 @@ _ABSENT = object()  # what a context variable holds that is not set
 class MemoryBefore:
     """What lay there when this was made. `tensors` may lie in the same memory: their values are not for this to put back."""
 
-    def __init__(self, found: Iterable[tuple[Any, Binding]], tensors: Iterable[torch.Tensor]) -> None:
-        self._kept: list[tuple[Any, Binding, Any]] = []
+    def __init__(self, found: Iterable[tuple[Any, Place]], tensors: Iterable[torch.Tensor]) -> None:
+        self._kept: list[tuple[Any, Place, Any]] = []
         found = list(found)
         spans = list(_spans(tensors)) if found else []
         left = _MOST_BYTES
@@ -45,7 +45,7 @@ class MemoryBefore:
                 left -= nbytes
                 self._kept.append((value, place, content))
 
-    def changed(self, is_ours: Callable[[Any], bool]) -> Iterator[Binding]:
+    def changed(self, is_ours: Callable[[Any], bool]) -> Iterator[Place]:
         """The places of what differs now, by the program's doing."""
         for value, place, before in self._kept:
             if not _is_same(value, before) and is_ours(value):

@@ -14,22 +14,18 @@ from treeplay.sandbox.teardown import each
 from treeplay.values.kinds import is_a
 
 
-def _anybodys(source: Any) -> bool:
-    return True
-
-
 class RandomSources:
     """The states of the generators, as they were."""
 
     def __init__(self, reached: Iterable[Any]) -> None:
         self._before = [(*source, source[2]()) for source in (*_global(), *_own(reached))]
 
-    def moved(self, is_ours: IsOurs = _anybodys) -> str | None:
+    def moved(self, is_ours: IsOurs) -> str | None:
         """The name of a generator that stands elsewhere now, or None; `is_ours` says whether the program may have used it."""
         moved = (name for name, owner, get, _, state in self._before if not _is_same(state, get()) and is_ours(owner))
         return next(moved, None)
 
-    def restore(self, is_ours: IsOurs = _anybodys) -> None:
+    def restore(self, is_ours: IsOurs) -> None:
         """Put every generator back that the program may have used."""
 
         def put_back(_: str, owner: Any, get: Callable[[], Any], put: Callable[[Any], None], state: Any) -> None:

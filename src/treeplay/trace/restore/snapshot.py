@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.reads.reads import Reads
+from treeplay.observe.shown import ShownText
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.autograd import set_version, version_of
@@ -30,27 +31,17 @@ from treeplay.trace.run.gradients import Gradients
 from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.values.kinds import is_a, is_leaf
 from treeplay.values.location import Location
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a place held before a trace and after it (`GONE` where there was nothing)."""
 
-    place: Binding
+    place: Place
     before: Any
     after: Any
     is_blind: bool = False  # whether the program assigned the place and never read it before
-
-
-class ShownText:
-    """A text in the place of a container's content that has changed as a whole."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
 
 
 class Snapshot:
@@ -58,7 +49,7 @@ class Snapshot:
 
     unread: Collection[tuple[int, Any]] = ()
     """Attributes, as the dictionary that holds them and their name, that the program assigned and never read before."""
-    assigned: Iterable[tuple[Binding, Any]] = ()
+    assigned: Iterable[tuple[Place, Any]] = ()
     """Places that the program assigned what they held already."""
     whose: Whose | None = None
     """Who made the changes, once the run is over; None if nobody else can have."""
@@ -85,7 +76,7 @@ class Snapshot:
         self._random = RandomSources(found.kept)
         self._memory = MemoryBefore(found.memories, tensors.values())
 
-    def line_of_change(self, place: Binding) -> Location | None:
+    def line_of_change(self, place: Place) -> Location | None:
         """The user's line that changed what is in a place; None where that is not known."""
         return line_of_change(place, self.reads) if self.reads is not None else None
 
@@ -113,7 +104,7 @@ class Snapshot:
         for tensor, old, now in grads:
             owner = self.found.tensor_at(tensor)
             label = f"{owner[0] if owner else 'argument'}.grad"
-            yield Change(Binding(How.GRAD, tensor, None, owner[0] if owner else None, label), old, now)
+            yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), old, now)
 
     def stored(self) -> list[Any]:
         """What is now in the places that hold something else."""
@@ -151,7 +142,7 @@ class Snapshot:
         if error is not None:
             raise error
 
-    def _restore_cell(self, place: Binding, content: Any) -> None:
+    def _restore_cell(self, place: Place, content: Any) -> None:
         now = place.read_or(GONE)
         if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
             _remove(place) if content is GONE else place.write(content)
@@ -171,7 +162,7 @@ class Snapshot:
         if self.autocast_changed():
             set_autocast_state(self._autocast)
 
-    def _ours(self, container: Any, place: Binding, changes: Iterable[Change]) -> Iterator[Change]:
+    def _ours(self, container: Any, place: Place, changes: Iterable[Change]) -> Iterator[Change]:
         whose = self.whose
         if whose is None:
             yield from changes
@@ -183,7 +174,7 @@ class Snapshot:
             if whose.is_ours(container, at, list(after) if isinstance(after, (set, collections.deque)) else after):
                 yield change
 
-    def _put_back(self, container: Any, place: Binding, before: Any) -> None:
+    def _put_back(self, container: Any, place: Place, before: Any) -> None:
         """Undo what the program changed; what another thread did stays."""
         now: Any = bare(container)
         if _is_same(now, before):
@@ -234,7 +225,7 @@ def _is_same(now: Container, before: Container) -> bool:
     return all(a is b for a, b in zip(now, before, strict=True))
 
 
-def _remove(place: Binding) -> None:
+def _remove(place: Place) -> None:
     match place.how:
         case How.ITEM:
             del place.holder[place.key]
@@ -252,7 +243,7 @@ def _moved(before: dict[Any, Any], found: dict[Any, Any]) -> set[Any]:
     return set(order[first:])
 
 
-def _compare(container: Any, place: Binding, before: Any) -> Iterator[Change]:
+def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
     found: Any = bare(container)
     if isinstance(found, dict):
         moved = _moved(before, found)

@@ -1,6 +1,6 @@
 """Whose is a change that was found after a run without effect: the program's, or another thread's?
 
-A trace, and each later run of a program for its recording (`rerun.py`, `opaque.py`), undoes what the program did and nothing
+A trace, and each later run of a program for its recording (`rerun.py`, `opaque/`), undoes what the program did and nothing
 else. With no other thread there is nothing to ask. Else:
 
     a fake or a symbolic number stands there           ours
@@ -41,19 +41,19 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.guards.reads.names import names_in
+from treeplay.guards.reads.names import names_in, names_within, stores_within
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Reach
 from treeplay.guards.walk.walk import TooMuch
 from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.numbers.scalars import scalar_of
-from treeplay.trace.survey import code_names as names
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 
 
 class Whose:
@@ -65,10 +65,10 @@ class Whose:
         self._gone = gone  # the run may have changed it, and put something else in its place
         self._seen: frozenset[int] | None = None  # None: everything, or not looked at yet
         self._has_looked = False
-        self.disturbed: Binding | None = None
+        self.disturbed: Place | None = None
         """Where another thread changed what the run has read, if it did."""
 
-    def is_ours(self, container: Any, place: Binding, after: Any) -> bool:
+    def is_ours(self, container: Any, place: Place, after: Any) -> bool:
         """Whether the program made a change in a container, at `place` in it; a container as a whole has a place itself."""
         if is_stand_in(after) or id(container) in self._found.of_thread or id(container) in self._found.sealed:
             return True
@@ -93,7 +93,7 @@ class Whose:
             return True
         return self._theirs(place, is_read=True)
 
-    def may_have_set(self, place: Binding, after: Any) -> bool:
+    def may_have_set(self, place: Place, after: Any) -> bool:
         """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
         # Nothing notes who stores into a closure's cell.
         if is_stand_in(after) or place.how is How.CELL:
@@ -128,9 +128,9 @@ class Whose:
         code = self._reads.code
         if code is None or not self._reads.methods.isdisjoint(_BACKWARD):
             return True
-        return any("grad" in names.stores_in(one) for one in code.values())
+        return any("grad" in stores_within(one) for one in code.values())
 
-    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Binding) -> bool:
+    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Place) -> bool:
         """Whether code that ran may change what stands under this key or name."""
         changed = [changed_in(code) for code in self._code()]
         return any(keys is None or place.key in keys for keys in changed)
@@ -138,7 +138,7 @@ class Whose:
     def _is_group(self, container: Any) -> bool:
         return any(container is group for known in self._found.optimizers for group in known.param_groups)
 
-    def _theirs(self, place: Binding, *, is_read: bool) -> bool:
+    def _theirs(self, place: Place, *, is_read: bool) -> bool:
         if is_read and self.disturbed is None:
             self.disturbed = place
         return False
@@ -213,7 +213,7 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
 def writes_memory(code: CodeType) -> bool:
     """Whether `code`, or a function it defines, may write into memory that was there before, as by `a[0] = 1` or `out=a`."""
     changed = changes_in(code)
-    if changed is None or changed or not WRITES.isdisjoint((*code.co_names, *names.stores_in(code))):
+    if changed is None or changed or not WRITES.isdisjoint((*code.co_names, *stores_within(code))):
         return True
     return any("out" in found for found in code.co_consts if isinstance(found, tuple)) or any(
         writes_memory(inner) for inner in code.co_consts if isinstance(inner, CodeType)
@@ -222,16 +222,16 @@ def writes_memory(code: CodeType) -> bool:
 
 def assigned_in(code: CodeType) -> frozenset[str] | None:
     """The names that `code`, or a function it defines, may assign as attributes or globals; None for any."""
-    return names.stores_in(code) if _ASSIGNS_ANY.isdisjoint(names.names_in(code)) else None
+    return stores_within(code) if _ASSIGNS_ANY.isdisjoint(names_within(code)) else None
 
 
-def _of_torch(place: Binding) -> bool:
+def _of_torch(place: Place) -> bool:
     """Whether a container belongs to an object of torch's, whose code changes it."""
-    here: Binding | None = place
+    here: Place | None = place
     while here is not None:
         if type(here.holder).__module__.startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
             return True
-        if here.key in _TABLES:
+        if here.key in MODULE_TABLES:
             return True
         here = here.parent
     return False
@@ -256,7 +256,6 @@ _PYTHONS = frozenset(
         weakref,
     )
 )
-_TABLES = ("_parameters", "_buffers", "_modules")
 STORES_OF_ITEMS = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 _ASSIGNS_ANY = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "vars", "globals", "__dict__"})
 _IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})

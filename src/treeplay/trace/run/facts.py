@@ -19,7 +19,7 @@ from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transf
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.survey.found import Survey
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Argument, AskedFact, State
 
 _BASE = FACTS[BASE]
@@ -83,6 +83,6 @@ class FactsAsked:
         return [_at(first, fact, answer) for (first, *_), fact, answer in filter(itemgetter(0), places)]
 
 
-def _at(place: Binding, fact: Fact, answer: Any) -> AskedFact:
+def _at(place: Place, fact: Fact, answer: Any) -> AskedFact:
     source = Argument(place.key) if place.how is How.ARGUMENT else State(place)
     return AskedFact(source, str(place), fact.name, answer)

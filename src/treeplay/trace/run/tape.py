@@ -17,7 +17,7 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.operators import HigherOrderOperator
-from treeplay.torch_seam.tensors import storage_of
+from treeplay.torch_seam.tensors import storage_of, unusual
 from treeplay.trace.log import LoggedCall
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
@@ -136,7 +136,7 @@ class TraceTape:
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         # Two views of one storage get twins of one storage: the graph's aliasing is the program's.
-        kind = _unusual(tensor)
+        kind = unusual(tensor)
         if kind is not None:
             raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
         key = (storage_of(tensor), tensor.dtype)
@@ -219,17 +219,6 @@ class TraceTape:
     def leaked(self) -> list[torch.Tensor]:
         """The fakes that outlived the trace: the program put them somewhere that the survey did not see."""
         return [fake for ref in self._fakes if (fake := ref()) is not None]
-
-
-def _unusual(tensor: torch.Tensor) -> str | None:
-    """What makes a tensor more than memory, shape and stride; None for a plain one."""
-    if tensor.layout is not torch.strided:
-        return str(tensor.layout)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        return type(tensor).__name__
-    if tensor.is_conj() or tensor.is_neg():
-        return "tensor that is conjugated or negated when read"
-    return "quantized tensor" if tensor.is_quantized else None
 
 
 def why_not_followed(func: Any) -> tuple[str, str] | None:

@@ -25,6 +25,7 @@ from treeplay.torch_seam.autograd import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import (
+    LIFTS,
     is_foreach_write,
     is_random,
     leaves_of,
@@ -43,8 +44,7 @@ from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.on_fakes import OnFakes
-from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, as_recorded
-from treeplay.trace.run.recurrent_piece import RecurrentPiece
+from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
 from treeplay.trace.training.fused import torchs_own
 from treeplay.values.location import Location
@@ -62,7 +62,6 @@ _DROPOUTS = frozenset(
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
 _DEVICE = torch.ops.prim.device.default
-_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
 class Tracer(TorchDispatchMode):
@@ -75,18 +74,19 @@ class Tracer(TorchDispatchMode):
         self,
         is_known: Callable[[torch.Tensor], bool],
         generators: TrackedGenerators,
-        layouts: Mapping[Question, Answer] | None = None,
+        reads: Reads,
+        layouts: Mapping[Question, Answer],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_known = is_known
         self.generators = generators
         self.host_scalars: set[int] = set()
-        self.reads = Reads(())
+        self.reads = reads
         self.goes_on = False  # behind refusals that leave it something to go on with
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
-        self._on_fakes = OnFakes(self.tape, layouts or {})
+        self._on_fakes = OnFakes(self.tape, layouts)
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
@@ -164,7 +164,7 @@ class Tracer(TorchDispatchMode):
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # Its schema does not say that it writes the running statistics; this one's does.
             return aten._native_batch_norm_legit.default, args, kwargs
-        if func in _LIFTS:
+        if func in LIFTS:
             # The constant serves every replay: the program gets a copy, which it may write to or return.
             return aten.lift_fresh_copy.default, args, kwargs
         return func, args, kwargs

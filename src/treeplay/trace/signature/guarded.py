@@ -28,16 +28,16 @@ from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 
 
-def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:
+def guards_of(run: TracedRun, signature: Signature) -> Guards:
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
-    findings, unread = _walked(program, call, run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    findings, unread = _walked(run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
     _check_unseen_stores(findings, run)
     _check_iterators(findings)
     _check_large(findings)
@@ -50,7 +50,7 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     dependencies.guard_the_way([*places, *written])
     dependencies.guard_the_way(returned, themselves=True)
     dependencies.free(_spots(places), _spots(written))
-    for tensor in (*call.tensors, *_state_in(signature)):
+    for tensor in (*run.call.tensors, *_state_in(signature)):
         # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
     _add_gradients(dependencies, signature, run)
@@ -60,15 +60,15 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     return guards
 
 
-def _walked(program: Any, call: Call, run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset[int]]:
+def _walked(run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset[int]]:
     """What is reached from where the run began, and the leaves of the arguments that it did not read."""
     reach = Reach(run.reads, also_assigned=also_assigned)
     for container in only_given(run.found):
         reach.leave_out(container)
-    unread = _unread(call, reach)
+    unread = _unread(run.call, reach)
     try:
         with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
-            return reach.walk(roots_of(program, call, unread)), unread
+            return reach.walk(roots_of(run.program, run.call, unread)), unread
     except TooMuch:
         raise Refusal.of(
             "state",
@@ -179,7 +179,7 @@ def note_what_is_gone(run: TracedRun) -> None:
                 noted.read.setdefault(name)
 
 
-def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Binding, Any]]:
+def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
     """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
     whoever has put something else there meanwhile."""
     for noted in run.reads.objects.values():
@@ -198,14 +198,14 @@ def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Binding, Any]]:
             yield place, before
 
 
-def attributes_of_arguments(run: TracedRun, call: Call) -> Iterator[Watch]:
+def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:
     """What users have put on tensors that are arguments, under names that code of the run uses."""
     names = {name for noted in run.reads.objects.values() for name in noted.read}
     names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
-    for index, leaf in enumerate(call.leaves):
+    for index, leaf in enumerate(run.call.leaves):
         for name, value in vars(leaf).items() if is_a(leaf, torch.Tensor) else ():
             if name in names:
-                argument = Binding(How.ARGUMENT, leaf, index, None, f"argument {index}")
+                argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
 
 
@@ -233,14 +233,14 @@ def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Any, TensorSpec
     return tuple((tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments))
 
 
-def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:
+def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:
     for place in places:
         spot = spot_of(place)
         if spot is not None:
             yield spot
 
 
-def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Binding]:
+def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Place]:
     """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
     for number in numbers:
         yield number.place

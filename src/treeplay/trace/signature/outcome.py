@@ -12,11 +12,10 @@ import dataclasses
 from typing import Any
 
 from treeplay.errors import Refusal
-from treeplay.trace.call import Call
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.numbers.stand_ins import check_numbers, not_inputs, refuse_arrays
-from treeplay.trace.signature.conditions import make_signature, mentions
 from treeplay.trace.signature.guarded import note_what_is_gone, stores_of_the_same, stores_unread
+from treeplay.trace.signature.make import make_signature, mentions
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
 from treeplay.trace.signature.slots import find_writes
@@ -33,19 +32,19 @@ def _is_used(number: Number, run: TracedRun) -> bool:
     return bool(node.users) or any(mentions(text, number.name) for text in run.tracer.world.guards)
 
 
-def _take_in_arguments_in_state(run: TracedRun, call: Call) -> None:
+def _take_in_arguments_in_state(run: TracedRun) -> None:
     """Arguments that are in state too are inputs, used or not: only where one is there again is it no change to store it."""
-    for tensor in call.tensors:
+    for tensor in run.call.tensors:
         is_in_state = any(place.how is not How.ARGUMENT for place in run.found.tensor_at(tensor))
         if is_in_state and id(tensor) not in run.tracer.tape.values:
             run.tracer.tape.add_input(tensor)
 
 
-def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) -> Trace:
+def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
     """The trace of a run that returned `result`; raises `Refusal`, and `Busy` if another thread disturbed it."""
-    tape = run.tracer.tape
+    tape, call = run.tracer.tape, run.call
     check_numbers(run)
-    _take_in_arguments_in_state(run, call)
+    _take_in_arguments_in_state(run)
     if is_differentiable(run, result):
         if run.given:
             why = "it is a number that varies, and the program's results are differentiated by the caller"
@@ -77,7 +76,7 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
     if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:
         raise Busy  # another thread changed what the run has read: the next call reads it as it is then
     signature = dataclasses.replace(
-        make_signature(run, call, structure, refs, writes, len(outputs)),
+        make_signature(run, structure, refs, writes, len(outputs)),
         is_inference=is_inference,
         schedules=tuple(schedules.stepped),
         state_numbers=call.state,

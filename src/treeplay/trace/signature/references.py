@@ -20,12 +20,13 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import attributes_given_to
 from treeplay.trace.numbers.scalars import SYMBOLS
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import containers, flatten
+from treeplay.values.kinds import PLAIN
 from treeplay.values.location import Location
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View
-from treeplay.values.place import Binding
+from treeplay.values.place import Place
 from treeplay.values.same import components, is_value
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
@@ -33,8 +34,35 @@ from treeplay.values.unflatten import unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[..., Refusal]
-LineOf = Callable[[Binding], Location | None]
+LineOf = Callable[[Place], Location | None]
 _FROZEN = (*PLAIN, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, ModuleType, range)
+
+
+def not_plain(refuse: Refuse, where: Location | None = None) -> Refusal:
+    """The refusal of a tensor that a replay, which makes plain ones, could not make."""
+    return refuse(
+        "result",
+        "returns or stores a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read, a "
+        "subclass",
+        "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
+        where,
+    )
+
+
+def not_traced(refuse: Refuse) -> Refusal:
+    """The refusal of a tensor that is neither an input of the trace nor was made in it."""
+    why = "returns or stores a tensor that no traced operator made"
+    return refuse("result", why, "make it with torch operators")
+
+
+def of_another_dtype(refuse: Refuse, where: Location | None = None) -> Refusal:
+    """The refusal of a view that no tensor of the recording has the memory for."""
+    return refuse(
+        "result",
+        "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
+        "return a copy of it (.clone())",
+        where,
+    )
 
 
 class References:
@@ -44,7 +72,7 @@ class References:
         self.found = found
         self._refuse = refuse
         # Where what is looked at now is stored, with what tells the line of a store; None: it is returned.
-        self._store: tuple[Binding, LineOf] | None = None
+        self._store: tuple[Place, LineOf] | None = None
         self.memory = memory if memory is not None else OutputMemory()
         self.lasting = {id(value) for value in found.kept}
         self._refs: dict[int, Ref] = {}
@@ -54,7 +82,7 @@ class References:
         self._views: collections.Counter[View] = collections.Counter()
 
     @contextlib.contextmanager
-    def storing(self, place: Binding, line_of: LineOf) -> Iterator[None]:
+    def storing(self, place: Place, line_of: LineOf) -> Iterator[None]:
         """In the block, what is refused is said of what the program puts in this place, at the line that `line_of` finds."""
         self._store = place, line_of
         try:
@@ -126,7 +154,7 @@ class References:
         """Whether a container is to be the very object that it is, or the same one in several places."""
         return id(value) in self._shared or self.is_there(value)
 
-    def _place(self, value: Any) -> Binding | None:
+    def _place(self, value: Any) -> Place | None:
         if not isinstance(value, _CONTAINERS) and not is_dataclass_value(value):
             return None
         place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))

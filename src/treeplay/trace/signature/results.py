@@ -12,7 +12,7 @@ from treeplay.torch_seam.tensors import extent_of, storage_of
 from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.run.tape import TracedValue
 from treeplay.trace.run.tracer import Tracer
-from treeplay.trace.signature.references import References
+from treeplay.trace.signature.references import References, not_plain, not_traced, of_another_dtype
 from treeplay.trace.survey.found import Survey
 from treeplay.values.memory import Extent
 from treeplay.values.output import Computed, SameAsInput
@@ -35,33 +35,21 @@ class Results(References):
         self.check_class(tensor)
         if value is None:
             if not self.tracer.is_known(tensor):
-                raise self.refuse(
-                    "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
-                )
+                raise not_traced(self.refuse)
             value = self.tracer.tape.add_input(tensor)
             self._take_in_inputs()
         if value.is_input:
             return SameAsInput(self._index(value))
         self.check_attributes(tensor)
         if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
-            raise self.refuse(
-                "result",
-                "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
-                "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
-                value.node.meta.get("where"),
-            )
+            raise not_plain(self.refuse, value.node.meta.get("where"))
         birth = self.tracer.tape.births[storage_of(value.fake)]
         extent = extent_of(value.fake)
         if not self.memory.owners(extent):
             self._check_mode(tensor, value)
         ref = self.in_memory(tensor, extent, _extent_of_node(birth, extent), self._inputs)
         if ref is None:
-            raise self.refuse(
-                "result",
-                "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
-                "return a copy of it (.clone())",
-                value.node.meta.get("where"),
-            )
+            raise of_another_dtype(self.refuse, value.node.meta.get("where"))
         if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(birth)
         return ref

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.torch_seam.autograd import is_used_up
-from treeplay.torch_seam.tensors import extent_of
-from treeplay.trace.signature.references import References, Refuse
+from treeplay.torch_seam.tensors import extent_of, unusual
+from treeplay.trace.signature.references import References, Refuse, not_plain, of_another_dtype
 from treeplay.trace.survey.found import Survey
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import SameAsInput
@@ -37,21 +37,13 @@ class Returned(References):
         if id(tensor) in self.lasting:
             return self._static(tensor)
         self.check_attributes(tensor)
-        if not is_plain(tensor):
-            raise self.refuse(
-                "result",
-                "returns or stores a tensor that is more than memory, shape and stride: sparse, conjugated, a subclass",
-                "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
-            )
+        if unusual(tensor) is not None:
+            raise not_plain(self.refuse)
         self._check_history(tensor)
         extent = extent_of(tensor)
         ref = self.in_memory(tensor, extent, extent.whole, self._inputs)
         if ref is None:
-            raise self.refuse(
-                "result",
-                "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
-                "return a copy of it (.clone())",
-            )
+            raise of_another_dtype(self.refuse)
         if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(whole(tensor))
         return ref
@@ -66,23 +58,9 @@ class Returned(References):
             )
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is memory, shape and stride, and nothing more."""
-    return (
-        tensor.layout is torch.strided
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
-    )
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor begins where its storage does and is as large."""
-    return tensor.storage_offset() == 0 and TensorSpec.of(tensor).nbytes == tensor.untyped_storage().nbytes()
-
-
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor's storage, without its history."""
     tensor = tensor.detach()
-    if is_whole(tensor):
+    if tensor.storage_offset() == 0 and TensorSpec.of(tensor).nbytes == tensor.untyped_storage().nbytes():
         return tensor
     return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)

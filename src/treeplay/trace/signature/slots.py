@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.shown import shown
 from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, value_of
 from treeplay.trace.restore.snapshot import Change, Snapshot
 from treeplay.trace.signature.references import References
@@ -16,7 +17,7 @@ from treeplay.trace.survey.given import given_name
 from treeplay.trace.training.scaling import is_bookkeeping
 from treeplay.values.flatten import flatten
 from treeplay.values.output import Computed, Static
-from treeplay.values.place import Binding, How, Trail
+from treeplay.values.place import How, Place, Trail
 from treeplay.values.same import is_value
 from treeplay.values.signature import Number, Write, may_be_input
 
@@ -69,7 +70,7 @@ def _check_let_go(writes: Sequence[Write], results: References, snapshot: Snapsh
             step = step.parent
 
 
-def _computed(change: Change, inputs: Mapping[Binding, Number]) -> Computed | None:
+def _computed(change: Change, inputs: Mapping[Place, Number]) -> Computed | None:
     """The number that the program has computed, from numbers that are inputs, for a place that is one too or was not read."""
     scalar = scalar_of(change.after)
     if scalar is None or scalar.text is None or not may_be_input(change.before):
@@ -77,7 +78,7 @@ def _computed(change: Change, inputs: Mapping[Binding, Number]) -> Computed | No
     return Computed(scalar.text) if change.place in inputs or change.is_blind else None
 
 
-def _is_read_anew(change: Change, inputs: Mapping[Binding, Number]) -> bool:
+def _is_read_anew(change: Change, inputs: Mapping[Place, Number]) -> bool:
     """Whether what a place held before is of no account to the recording: the program did not read it, or it is a tuple of
     numbers that are all inputs."""
     if change.is_blind or not isinstance(change.before, tuple):
@@ -86,7 +87,7 @@ def _is_read_anew(change: Change, inputs: Mapping[Binding, Number]) -> bool:
     return keys == {*range(len(change.before))}
 
 
-def _counted(snapshot: Snapshot, inputs: Mapping[Binding, Number]) -> Iterator[Trail]:
+def _counted(snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Iterator[Trail]:
     """The ways to places that are no inputs yet, of numbers instead of which there are others now."""
     for change in snapshot.changes():
         after, trail = value_of(change.after), change.place.trail
@@ -139,7 +140,7 @@ def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
         return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
-        f"the program changes a Python value from {_short(change.before)} to {_short(change.after)} on each call, "
+        f"the program changes a Python value from {shown(change.before)} to {shown(change.after)} on each call, "
         "and a replay runs no Python",
         "change it outside of the program, or keep it in a tensor",
         may_pass=True,
@@ -160,8 +161,3 @@ def _is_count(before: Any, after: Any) -> bool:
 def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """Whether a value is one of these kinds, or a container with one in it."""
     return any(isinstance(leaf, kinds) for leaf in flatten(value)[0])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from treeplay.values.place import Binding, How, Trail
+from treeplay.values.kinds import PLAIN
+from treeplay.values.place import How, Place, Trail
 from treeplay.values.same import is_same
 from treeplay.values.signature import Gone
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
 GONE = Gone()
 
@@ -23,7 +23,7 @@ class Scaler:
     """A `GradScaler`, and its table of optimizers that stepped since its last update (None in one that is off)."""
 
     scaler: Any
-    place: Binding
+    place: Place
     table: dict[Any, Any] | None
     was_idle: bool = field(init=False)
 
@@ -40,29 +40,29 @@ class Survey:
     NumPy arrays and the like, whose content a trace puts back.
     """
 
-    tensors: dict[int, list[Binding]] = field(default_factory=dict)
-    objects: dict[int, Binding] = field(default_factory=dict)
+    tensors: dict[int, list[Place]] = field(default_factory=dict)
+    objects: dict[int, Place] = field(default_factory=dict)
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     scalers: list[Scaler] = field(default_factory=list)
     generators: dict[int, torch.Generator] = field(default_factory=dict)
-    generator_places: list[tuple[Binding, torch.Generator]] = field(default_factory=list)
-    watched: list[tuple[Binding, Any]] = field(default_factory=list)
+    generator_places: list[tuple[Place, torch.Generator]] = field(default_factory=list)
+    watched: list[tuple[Place, Any]] = field(default_factory=list)
     containers: dict[int, Container] = field(default_factory=dict)
-    container_places: dict[int, Binding] = field(default_factory=dict)
-    cells: list[tuple[Binding, Any]] = field(default_factory=list)
-    iterators: list[Binding] = field(default_factory=list)
-    memories: list[tuple[Any, Binding]] = field(default_factory=list)
+    container_places: dict[int, Place] = field(default_factory=dict)
+    cells: list[tuple[Place, Any]] = field(default_factory=list)
+    iterators: list[Place] = field(default_factory=list)
+    memories: list[tuple[Any, Place]] = field(default_factory=list)
     of_thread: set[int] = field(default_factory=set)
     """Containers that belong to this thread alone, by `id`."""
     sealed: set[int] = field(default_factory=set)
     """Containers of the standard library's objects, and those that functions have cached, by `id`: no replay writes there."""
-    given: dict[int, list[Binding]] = field(default_factory=dict)
+    given: dict[int, list[Place]] = field(default_factory=dict)
     """The containers among the arguments, by `id`: their places there, and last that in state."""
     kept: list[Any] = field(default_factory=list)
     is_complete: bool = True
 
-    def tensor_at(self, tensor: torch.Tensor) -> list[Binding]:
+    def tensor_at(self, tensor: torch.Tensor) -> list[Place]:
         """Where `tensor` was found, the first place first; empty where it was not."""
         return self.tensors.get(id(tensor), [])
 
@@ -70,7 +70,7 @@ class Survey:
         """Whether an object was not there before the run."""
         return id(value) not in self.objects and not any(value is kept for kept in self.kept)
 
-    def groups_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Binding, dict[str, Any]]]:
+    def groups_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Place, dict[str, Any]]]:
         """The parameter groups of an optimizer that was found, each with its place."""
         place = self.objects[id(optimizer)].child(How.ITEM, vars(optimizer), "param_groups", "param_groups")
         for index, group in enumerate(optimizer.param_groups):
@@ -80,7 +80,7 @@ class Survey:
         """The plain values alone: it keeps no tensor alive, such as a gradient that is set to None after the call."""
         return Survey(watched=self.watched)
 
-    def changed(self, but: Collection[Trail] = ()) -> Binding | None:
+    def changed(self, but: Collection[Trail] = ()) -> Place | None:
         """A plain value that the program reads and that is no longer what it was, or None; ways in `but` are left out."""
         changed = (place for place, value in self.watched if not is_same(place.read_or(GONE), value))
         return next((place for place in changed if not but or place.trail not in but), None)

@@ -8,16 +8,18 @@ on its objects (`methods`), and of the user's own classes also those that code n
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import torch
 
-from treeplay.trace.survey.code_names import methods_used, names_in, stores_in
-from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names, is_own, is_users
+from treeplay.guards.reads.names import names_within, stores_within
+from treeplay.observe.lines import is_own_or_text, is_users_or_text
+from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import is_a
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 
 # Special methods are called without being named, but for those that make, copy and remove objects.
 _MAKES = frozenset({"__init__", "__new__"})
@@ -34,7 +36,7 @@ class SurveyedFunctions:
         self._modules: set[tuple[ModuleType, CodeType]] = set()
         self._methods: set[tuple[type, str]] = set()  # of the user's own classes, that are watched
 
-    def function(self, function: FunctionType, place: Binding, _: Names) -> None:
+    def function(self, function: FunctionType, place: Place, _: Names) -> None:
         """Follow a Python function."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -42,27 +44,27 @@ class SurveyedFunctions:
         for label in ("__defaults__", "__kwdefaults__"):
             defaults = getattr(function, label) or ()
             self._walk.enter(defaults, root(defaults, f"{place}.{label}"), ALWAYS)
-        if is_users(code.co_filename):
+        if is_users_or_text(code.co_filename):
             self._walk.names.read(function)
             self._own_attributes(function, place)
             self._globals(function.__globals__, code, "")
 
-    def cell(self, cell: CellType, place: Binding, needs: Names) -> None:
+    def cell(self, cell: CellType, place: Place, needs: Names) -> None:
         """Follow a closure's cell."""
         self._walk.enter_place(place.child(How.CELL, cell, None, str(place)), needs)
 
-    def method(self, method: MethodType, place: Binding, needs: Names) -> None:
+    def method(self, method: MethodType, place: Place, needs: Names) -> None:
         """Follow a bound method."""
         owner = method.__self__
         self._walk.enter(owner, root(owner, "self"), needs)
         self._walk.enter(method.__func__, root(method.__func__, str(place)), needs)
         self.methods(type(owner), method.__func__.__name__)
 
-    def bound(self, method: MethodWrapperType, place: Binding, needs: Names) -> None:
+    def bound(self, method: MethodWrapperType, place: Place, needs: Names) -> None:
         """Follow a special method to its object."""
         self._walk.enter(method.__self__, place.child(How.ATTRIBUTE, method, "__self__", str(place)), needs)
 
-    def partial(self, partial: functools.partial[Any], place: Binding, needs: Names) -> None:
+    def partial(self, partial: functools.partial[Any], place: Place, needs: Names) -> None:
         """Follow a partial and its arguments."""
         self._own_attributes(partial, place)
         for label in ("func", "args", "keywords"):
@@ -72,7 +74,7 @@ class SurveyedFunctions:
         """Note the names that a class's entry method, and what it calls on itself, read; enter the user's functions."""
         for method in methods_used(cls, entry):
             self._walk.names.read(method)
-            if is_users(method.__code__.co_filename):
+            if is_users_or_text(method.__code__.co_filename):
                 self._walk.enter(method, root(method, method.__qualname__), ALWAYS)
 
     def enter_named_methods(self) -> None:
@@ -98,7 +100,7 @@ class SurveyedFunctions:
                         place = root(cls, cls.__qualname__).child(How.ATTRIBUTE, cls, name, method.__qualname__)
                         self._walk.candidates.append((ALWAYS, place, entry))
 
-    def _own_attributes(self, function: FunctionType | functools.partial[Any], place: Binding) -> None:
+    def _own_attributes(self, function: FunctionType | functools.partial[Any], place: Place) -> None:
         table = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         if table:
             self._walk.keep(vars(function), place)
@@ -107,9 +109,9 @@ class SurveyedFunctions:
             self._walk.enter(value, here, frozenset({name}))
 
     def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
-        names, stored = names_in(code), stores_in(code)
+        names, stored = names_within(code), stores_within(code)
         place = root(table, prefix.rstrip(".") or "globals")
-        whose = ALWAYS if is_own(code.co_filename) else FOREIGN
+        whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
         for name in sorted(names & (table.keys() | stored)):
             if name[0] == "@":  # how pytest names itself in a rewritten `assert`, to tell of one that failed
                 continue
@@ -127,7 +129,7 @@ class SurveyedFunctions:
         is_library = module.__name__.partition(".")[0] in LIBRARIES
         if (
             file
-            and is_users(file)
+            and is_users_or_text(file)
             and not is_library
             and (module, code) not in self._modules
             and prefix.count(".") <= 3
@@ -142,7 +144,27 @@ def _function_of(entry: Any) -> FunctionType | None:
     for name in ("__func__", "fget", "func", "__wrapped__"):
         entry = getattr(entry, name, None) or entry
     while entry is not None:
-        if is_a(entry, FunctionType) and is_own(entry.__code__.co_filename):
+        if is_a(entry, FunctionType) and is_own_or_text(entry.__code__.co_filename):
             return entry  # type: ignore[no-any-return]
         entry = getattr(entry, "__wrapped__", None)
     return None
+
+
+def methods_used(cls: type, entry: str) -> Iterator[FunctionType]:
+    """The plain functions of `cls` that its method `entry` can call on `self`, judged by their names."""
+    waiting, seen = [entry], {entry}
+    while waiting:
+        method = getattr(cls, waiting.pop(), None)
+        if isinstance(method, property):
+            method = method.fget
+        if not isinstance(method, FunctionType) or _is_of_base(method):
+            continue
+        yield method
+        fresh = names_within(method.__code__) - seen
+        seen |= fresh
+        waiting.extend(fresh)
+
+
+def _is_of_base(method: FunctionType) -> bool:
+    # What every module inherits (`state_dict`, `apply`, ...) says nothing about this one.
+    return torch.nn.Module.__dict__.get(method.__name__) is method

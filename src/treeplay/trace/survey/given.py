@@ -14,8 +14,8 @@ from typing import Any
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import given_containers
 from treeplay.values.kinds import is_frozen
-from treeplay.values.place import Binding, How
-from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
+from treeplay.values.place import How, Place
+from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, values_in
 from treeplay.values.structure import Leaf, Structure
 
 
@@ -23,7 +23,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
     """Add the containers of the arguments, which have this structure, to what was found."""
     in_state = {**found.container_places, **found.objects}
     for name, container, of in given_containers(structure, args, kwargs):
-        place = Binding(How.ARGUMENT, container, name, None, _label(name))
+        place = Place(How.ARGUMENT, container, name, None, _label(name))
         places = found.given.setdefault(id(container), [])
         places.append(place)
         if len(places) > 1:
@@ -74,7 +74,7 @@ def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], structure
     return other
 
 
-def given_name(place: Binding) -> str | None:
+def given_name(place: Place) -> str | None:
     """The variable of the argument in which `place` is, if it is in one."""
     parent = place.parent
     is_given = parent is not None and parent.how is How.ARGUMENT and isinstance(parent.key, str)
@@ -84,8 +84,7 @@ def given_name(place: Binding) -> str | None:
 def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Meeting]:
     """Which containers of a call have to be one, with each other and with state, as in this call, and which two."""
     writes = list(writes)
-    values = [part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref)]
-    used = {value.name for value in values if isinstance(value, GivenContainer)}
+    used = {value.name for value in values_in(refs, writes) if isinstance(value, GivenContainer)}
     used |= {name for write in writes if (name := given_name(write.place)) is not None}
     for places in found.given.values():
         first = places[0]
@@ -103,6 +102,3 @@ def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Ite
 def _label(name: str) -> str:
     start, *steps = name.split("_")
     return start + "".join(f"[{step}]" for step in steps)
-
-
-__all__ = ["find_given", "given_name", "meetings", "only_given", "over"]

@@ -11,12 +11,11 @@ import enum
 import sys
 from types import FunctionType
 
-from treeplay.observe import lines
-from treeplay.trace.survey.code_names import names_in, strings_in, values_in
+from treeplay.guards.reads.names import names_within, strings_within, values_within
+from treeplay.observe.lines import is_own_or_text
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
 LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy", "triton"}
-_TEXT = "<string>"
 
 
 class _Mark(enum.Enum):
@@ -43,10 +42,10 @@ class ReadNames:
     def read(self, function: FunctionType) -> None:
         """Note a function that the program can run."""
         code = function.__code__
-        self._values |= values_in(code) | strings_in(code)
-        self._all |= names_in(code)
-        if is_own(code.co_filename):
-            self._own |= names_in(code) | strings_in(code)
+        self._values |= values_within(code) | strings_within(code)
+        self._all |= names_within(code)
+        if is_own_or_text(code.co_filename):
+            self._own |= names_within(code) | strings_within(code)
 
     def any(self) -> set[str | _Mark]:
         """All names."""
@@ -64,16 +63,6 @@ class ReadNames:
         return needs <= self.any() or needs - FOREIGN <= self._own
 
 
-def is_users(file: str) -> bool:
-    """Whether code of this file is followed: the user's or a third party's, and text that was run, as by `python -c`."""
-    return file == _TEXT or lines.is_users(file)
-
-
-def is_own(file: str) -> bool:
-    """Whether code of this file is the user's own, not that of an installed package."""
-    return file == _TEXT or lines.is_own(file)
-
-
 def is_users_class(cls: type) -> bool:
     """Whether a class is followed."""
     return str(cls.__module__).partition(".")[0] not in LIBRARIES and not issubclass(cls, enum.Enum)
@@ -83,4 +72,4 @@ def origin(cls: type) -> Names:
     """What values in objects of a class need, for being there."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     is_interactive = cls.__module__ == "__main__"  # which may have no file
-    return ALWAYS if is_interactive or (file is not None and is_own(file)) else FOREIGN
+    return ALWAYS if is_interactive or (file is not None and is_own_or_text(file)) else FOREIGN

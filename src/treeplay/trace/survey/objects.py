@@ -17,17 +17,15 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.survey.found import PLAIN
+from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import hands_items_out, is_a, is_iterator, slots_in, table_of
-from treeplay.values.place import Binding, How, root
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
+from treeplay.values.place import How, Place, root
 
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
+_MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
 _ENTERED = (
     "torch.optim",
     "torch.amp",
@@ -46,23 +44,23 @@ class SurveyedObjects:
         self._walk = walk
         self._functions = functions
 
-    def module(self, module: torch.nn.Module, place: Binding, needs: Names) -> None:
+    def module(self, module: torch.nn.Module, place: Place, needs: Names) -> None:
         """Follow a module."""
         if is_a(module, torch.jit.ScriptModule):
             return  # its parameters are in no dictionary of Python's: a trace refuses to use them
-        if not all(is_a(vars(module).get(table), dict) for table in (*_MODULE_TABLES, *_MODULE_HOOKS)):
+        if not all(is_a(vars(module).get(table), dict) for table in (*MODULE_TABLES, *MODULE_HOOKS)):
             self.instance(module, place, needs)  # made without its constructor
             return
         walk, whose = self._walk, origin(type(module))  # whether its values count depends on whether it is called
         walk.found.modules[id(module)] = module
         walk.found.objects[id(module)] = place
-        for table in _MODULE_TABLES:
+        for table in MODULE_TABLES:
             values = module.__dict__[table]
             walk.keep(values, place)
             for name, value in values.items():
                 needed = frozenset({name}) if value is None else ALWAYS
                 walk.enter(value, place.child(How.ITEM, values, name, f"{place}.{name}"), needed)
-        for table in _MODULE_HOOKS:
+        for table in MODULE_HOOKS:
             for hook in module.__dict__[table].values():
                 walk.enter(hook, root(hook, f"a hook of {place}"), whose)
         self._functions.methods(type(module), "forward")
@@ -71,7 +69,7 @@ class SurveyedObjects:
             walk.candidates.append((ALWAYS, forward, module.forward))
         self._attributes(module, place, whose, skip=_MODULE_OWN - {"training"})
 
-    def optimizer(self, optimizer: torch.optim.Optimizer, place: Binding, needs: Names) -> None:
+    def optimizer(self, optimizer: torch.optim.Optimizer, place: Place, needs: Names) -> None:
         """Follow an optimizer."""
         if not {"state", "param_groups"} <= vars(optimizer).keys():  # made without its constructor
             self.instance(optimizer, place, needs)
@@ -90,22 +88,22 @@ class SurveyedObjects:
             for name in own:
                 walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
             self._of_class(optimizer, place)
-        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        for name in OPTIMIZER_HOOKS:
             for hook in table.get(name, {}).values():
                 walk.enter(hook, root(hook, f"a hook of {place}"), needs)
 
-    def scaler(self, scaler: Any, place: Binding, needs: Names) -> None:
+    def scaler(self, scaler: Any, place: Place, needs: Names) -> None:
         """Follow a gradient scaler."""
         self._walk.found.scalers.append(find_scaler(scaler, place))
         self._walk.candidates += [(ALWAYS, *setting) for setting in settings_of(scaler, place)]
         self.instance(scaler, place, needs)
 
-    def generator(self, generator: torch.Generator, place: Binding, _: Names) -> None:
+    def generator(self, generator: torch.Generator, place: Place, _: Names) -> None:
         """Note a random generator."""
         self._walk.found.generators[id(generator)] = generator
         self._walk.found.objects[id(generator)] = place
 
-    def instance(self, value: Any, place: Binding, needs: Names) -> None:
+    def instance(self, value: Any, place: Place, needs: Names) -> None:
         """Follow an object of any other class."""
         cls = type(value)
         if (is_iterator(value) and not is_a(value, io.IOBase)) or hands_items_out(value):
@@ -126,13 +124,13 @@ class SurveyedObjects:
             self._of_class(value, place)
         self._slots(value, place, whose)
 
-    def memory(self, value: Any, place: Binding, needs: Names) -> None:
+    def memory(self, value: Any, place: Place, needs: Names) -> None:
         """Note memory without tensors, or a context variable."""
         self._walk.found.memories.append((value, place))
         if is_users_class(type(value)):
             self.instance(value, place, needs)
 
-    def _containers(self, value: Any, place: Binding) -> None:
+    def _containers(self, value: Any, place: Place) -> None:
         """Of an object of the standard library's the containers alone, which a trace puts back."""
         for name, entry in dict.copy(table_of(value) or {}).items():
             here = root(entry, f"{place}.{name}")
@@ -140,7 +138,7 @@ class SurveyedObjects:
                 if is_a(found, (dict, list, set, collections.deque)):
                     self._walk.keep_sealed(found, here)
 
-    def class_(self, cls: type, place: Binding, _: Names) -> None:
+    def class_(self, cls: type, place: Place, _: Names) -> None:
         """Follow a class of the user's or a third party's."""
         self._walk.found.objects[id(cls)] = place
         if origin(cls) is ALWAYS:
@@ -150,7 +148,7 @@ class SurveyedObjects:
         if origin(cls) is ALWAYS:
             self._methods_of_other_kinds(cls, place)
 
-    def _methods_of_other_kinds(self, cls: type, place: Binding) -> None:
+    def _methods_of_other_kinds(self, cls: type, place: Place) -> None:
         """Descriptors, what decorators made of methods, and the metaclass, where these are of the user's classes."""
         for name, value in vars(cls).items():
             if not is_a(value, type) and is_users_class(type(value)):
@@ -158,7 +156,7 @@ class SurveyedObjects:
         if is_users_class(type(cls)):
             self._walk.enter(type(cls), root(type(cls), type(cls).__qualname__), ALWAYS)
 
-    def _attributes(self, value: Any, place: Binding, needs: Names, skip: Iterable[str] = ()) -> None:
+    def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
         table = table_of(value)
         if table is None:
             return
@@ -171,13 +169,13 @@ class SurveyedObjects:
                 self._walk.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
         self._of_class(value, place)
 
-    def _slots(self, value: Any, place: Binding, needs: Names) -> None:
+    def _slots(self, value: Any, place: Place, needs: Names) -> None:
         for cls in type(value).__mro__:
             for name in slots_in(cls) if "__slots__" in cls.__dict__ else ():
                 here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                 self._walk.enter_place(here, needs | {name})
 
-    def _of_class(self, value: Any, place: Binding) -> None:
+    def _of_class(self, value: Any, place: Place) -> None:
         """Plain values that the user's classes give to their instances."""
         hidden = set(table_of(value) or ())  # by what is nearer
         for cls in type(value).__mro__:

@@ -26,16 +26,16 @@ from typing import Any
 import torch
 
 from treeplay.guards.entries import results_in
-from treeplay.guards.walk.kinds import Memory
+from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, Names
 from treeplay.trace.survey.objects import SurveyedObjects
 from treeplay.trace.survey.walk import SurveyWalk
-from treeplay.values.kinds import is_a, items, table_of
-from treeplay.values.place import Binding, How, root
+from treeplay.values.kinds import PLAIN, is_a, items, table_of
+from treeplay.values.place import How, Place, root
 
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 
@@ -58,7 +58,7 @@ class _Surveyor:
         self._walk = walk
         self._functions = functions = SurveyedFunctions(walk)
         self._objects = objects = SurveyedObjects(walk, functions)
-        self._ways: tuple[tuple[Any, Callable[[Any, Binding, Names], None]], ...] = (
+        self._ways: tuple[tuple[Any, Callable[[Any, Place, Names], None]], ...] = (
             (torch.nn.Module, objects.module),
             (torch.optim.Optimizer, objects.optimizer),
             ((dict, list, tuple, set, frozenset, collections.deque), functools.partial(_container, walk)),
@@ -69,7 +69,7 @@ class _Surveyor:
             (CellType, functions.cell),
             (type, objects.class_),
             (torch.Generator, objects.generator),
-            ((Memory, contextvars.ContextVar), objects.memory),
+            ((*memories(), contextvars.ContextVar), objects.memory),
             (functools._lru_cache_wrapper, functools.partial(_cached, walk)),
             (torch.amp.GradScaler, objects.scaler),
             (ModuleType, _nothing),
@@ -88,7 +88,7 @@ class _Surveyor:
                 self._functions.enter_named_methods()
         return self._walk.result(is_complete=True)
 
-    def _visit(self, value: Any, place: Binding, needs: Names) -> None:
+    def _visit(self, value: Any, place: Place, needs: Names) -> None:
         wrapped = _wrapped_by(value)
         if wrapped is not None:
             self._walk.enter(wrapped, place.child(How.ATTRIBUTE, value, "__wrapped__", str(place)), needs)
@@ -101,7 +101,7 @@ class _Surveyor:
         self._objects.instance(value, place, needs)
 
 
-def _container(walk: SurveyWalk, values: Any, place: Binding, needs: Names) -> None:
+def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> None:
     if is_a(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
         return  # globals, which are entered by name, from the functions that use them
     if is_a(values, (dict, list, set, collections.deque)):
@@ -124,7 +124,7 @@ def _container(walk: SurveyWalk, values: Any, place: Binding, needs: Names) -> N
             walk.enter(value, root(value, f"an item of {place}"), needs)
 
 
-def _proxy(walk: SurveyWalk, proxy: Any, place: Binding, needs: Names) -> None:
+def _proxy(walk: SurveyWalk, proxy: Any, place: Place, needs: Names) -> None:
     try:
         # A proxy does not give away what it refers to; a method that is bound to that does.
         value = proxy.__repr__.__self__
@@ -133,13 +133,13 @@ def _proxy(walk: SurveyWalk, proxy: Any, place: Binding, needs: Names) -> None:
     walk.enter(value, place, needs)
 
 
-def _weak_method(walk: SurveyWalk, reference: Any, place: Binding, needs: Names) -> None:
+def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -> None:
     method = reference()
     if is_a(method, MethodType):  # whose owner is kept alive by others, and is found there
         walk.enter(method.__func__, root(method.__func__, str(place)), needs)
 
 
-def _cached(walk: SurveyWalk, function: Any, place: Binding, needs: Names) -> None:
+def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None:
     """Follow what a cached function has given; of its containers, which a caller may change, what is in them."""
     waiting = results_in(function)
     seen: set[int] = set()
@@ -155,12 +155,12 @@ def _cached(walk: SurveyWalk, function: Any, place: Binding, needs: Names) -> No
             waiting += dict.values(value) if is_a(value, dict) else items(value)
 
 
-def _view(walk: SurveyWalk, view: Any, place: Binding, needs: Names) -> None:
+def _view(walk: SurveyWalk, view: Any, place: Place, needs: Names) -> None:
     for values in gc.get_referents(view):
         walk.enter(values, root(values, str(place)), needs)
 
 
-def _nothing(_: Any, __: Binding, ___: Names) -> None:
+def _nothing(_: Any, __: Place, ___: Names) -> None:
     """Python modules are entered by name only, from the functions that use them."""
 
 

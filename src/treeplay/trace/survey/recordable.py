@@ -9,11 +9,11 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call, home_of
-from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import find_given
 from treeplay.trace.survey.program import survey
-from treeplay.values.kinds import is_a, is_leaf
-from treeplay.values.place import Binding, How
+from treeplay.values.kinds import PLAIN, is_a, is_leaf
+from treeplay.values.place import How, Place
 from treeplay.values.structure import as_written, classes_in, paths
 
 
@@ -38,7 +38,7 @@ def _find_arguments(found: Survey, call: Call) -> None:
     """Make the arguments, and their gradients, tensors that can be found again."""
     for index, leaf in enumerate(call.leaves):
         if is_a(leaf, torch.Tensor):
-            place = Binding(How.ARGUMENT, leaf, index, None, f"argument {index}")
+            place = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
             places = found.tensors.setdefault(id(leaf), [])
             if places and places[0].how is How.ARGUMENT:  # the same tensor again
                 continue

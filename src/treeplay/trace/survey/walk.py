@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.layers import TENSOR_HOOKS
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
-from treeplay.trace.survey.found import GONE, PLAIN, Container, Survey
+from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.trace.survey.names import ALWAYS, Names, ReadNames, is_users_class
-from treeplay.values.kinds import hands_items_out, is_a, is_leaf
-from treeplay.values.place import Binding, How, root
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_leaf
+from treeplay.values.place import How, Place, root
 
 _NUMBERS = (bool, int, float, complex)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -34,13 +35,13 @@ class SurveyWalk:
         self.found = Survey()
         self.names = ReadNames()
         self.seen: set[int] = set()
-        self.candidates: list[tuple[Names, Binding, Any]] = []  # plain values, of which those count that code can read
-        self.iterators: list[tuple[Names, Binding]] = []
+        self.candidates: list[tuple[Names, Place, Any]] = []  # plain values, of which those count that code can read
+        self.iterators: list[tuple[Names, Place]] = []
         self.classes: list[type] = []  # the user's own
         self.named: set[type] = set()  # classes that code names, and so may make instances of
-        self._waiting: collections.deque[tuple[Any, Binding, Names]] = collections.deque()
+        self._waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
 
-    def enter(self, value: Any, place: Binding, needs: Names) -> None:
+    def enter(self, value: Any, place: Place, needs: Names) -> None:
         """Follow `value`, which is at `place`."""
         if is_a(value, torch.Tensor):
             self._tensor(value, place)
@@ -66,19 +67,19 @@ class SurveyWalk:
             self.found.kept.append(value)
             self._waiting.append((value, place, needs))
 
-    def enter_place(self, place: Binding, needs: Names) -> None:
+    def enter_place(self, place: Place, needs: Names) -> None:
         """Follow what is at a place of its own, which is in no container that is put back as a whole."""
         value = place.read_or(GONE)
         self.found.cells.append((place, value))
         if value is not GONE:
             self.enter(value, place, needs)
 
-    def keep(self, container: Container, place: Binding) -> None:
+    def keep(self, container: Container, place: Place) -> None:
         """Note a container that a trace puts back as a whole."""
         self.found.containers[id(container)] = container
         self.found.container_places[id(container)] = place
 
-    def keep_sealed(self, container: Container, place: Binding) -> None:
+    def keep_sealed(self, container: Container, place: Place) -> None:
         """Note a container that a trace puts back, and no replay writes to: no guard comes across it."""
         self.keep(container, place)
         self.found.sealed.add(id(container))
@@ -88,7 +89,7 @@ class SurveyWalk:
         """Whether something was entered that nobody has looked at."""
         return bool(self._waiting)
 
-    def next(self) -> tuple[Any, Binding, Names] | None:
+    def next(self) -> tuple[Any, Place, Names] | None:
         """What was entered first of all that waits; None if the program reaches too much."""
         if len(self.seen) > _MOST_OBJECTS:
             return None
@@ -105,7 +106,7 @@ class SurveyWalk:
         self.found.iterators = [place for needs, place in self.iterators if self.names.has_iterator(needs)]
         return self.found
 
-    def _tensor(self, tensor: torch.Tensor, place: Binding) -> None:
+    def _tensor(self, tensor: torch.Tensor, place: Place) -> None:
         if not is_initialised(tensor):
             return  # it has no memory yet, and becomes another tensor when it gets some
         places = self.found.tensors.setdefault(id(tensor), [])
@@ -117,7 +118,7 @@ class SurveyWalk:
             for name, value in vars(tensor).items():
                 if is_a(value, PLAIN):
                     self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
-            for table in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # which a backward of the program runs
+            for table in TENSOR_HOOKS:  # which a backward of the program runs
                 for hook in (getattr(tensor, table, None) or {}).values():
                     self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)
             if is_leaf(tensor) and tensor.grad is not None:

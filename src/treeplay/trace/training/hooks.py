@@ -11,14 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from treeplay.torch_seam.layers import global_hook_tables, hooks_made
+from treeplay.torch_seam.layers import MODULE_HOOKS, OPTIMIZER_HOOKS, TENSOR_HOOKS, global_hook_tables, hooks_made
 from treeplay.values.mismatch import Mismatch
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_MODULE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OPTIMIZER = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class HookTables:
@@ -35,9 +31,9 @@ class HookTables:
         name: Callable[[torch.Tensor], str] | None = None,
     ) -> None:
         self._owners = [
-            *((module, _MODULE) for module in modules),
-            *((optimizer, _OPTIMIZER) for optimizer in optimizers),
-            *((tensor, _TENSOR) for tensor in tensors),
+            *((module, MODULE_HOOKS) for module in modules),
+            *((optimizer, OPTIMIZER_HOOKS) for optimizer in optimizers),
+            *((tensor, TENSOR_HOOKS) for tensor in tensors),
         ]
         self._names = [
             name(owner) if name is not None and isinstance(owner, torch.Tensor) else f"a {type(owner).__name__}"
@@ -93,4 +89,4 @@ def _without_ours(table: dict[int, Any]) -> list[int]:
 
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether hooks hang on `tensor` itself, so that another tensor in its place would not do."""
-    return any(getattr(tensor, name, None) for name in _TENSOR)
+    return any(getattr(tensor, name, None) for name in TENSOR_HOOKS)

@@ -11,19 +11,19 @@ import torch
 
 from treeplay.trace.restore.snapshot import Change
 from treeplay.trace.survey.found import Scaler, Survey
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import Watch
 
 _TABLE = "_per_optimizer_states"
 _SETTINGS = ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")
 
 
-def find_scaler(scaler: Any, place: Binding) -> Scaler:
+def find_scaler(scaler: Any, place: Place) -> Scaler:
     """A scaler as it stands before a trace."""
     return Scaler(scaler, place, vars(scaler).get(_TABLE))
 
 
-def settings_of(scaler: Any, place: Binding) -> Iterator[tuple[Binding, Any]]:
+def settings_of(scaler: Any, place: Place) -> Iterator[tuple[Place, Any]]:
     """The places and values that decide what a scaler does; its tensors too, as long as it has not made them."""
     table = vars(scaler)
     for name in _SETTINGS:

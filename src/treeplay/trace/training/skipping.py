@@ -29,7 +29,7 @@ from treeplay.trace.restore.snapshot import Change, Snapshot
 from treeplay.trace.run.tape import TracedValue
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.survey.found import GONE
-from treeplay.values.place import Binding
+from treeplay.values.place import Place
 from treeplay.values.spec import TensorSpec
 
 
@@ -56,11 +56,11 @@ def _any_of(found: Iterable[torch.Tensor]) -> torch.Tensor:
     return total != 0
 
 
-def _changes(snapshot: Snapshot) -> dict[Binding, Change]:
+def _changes(snapshot: Snapshot) -> dict[Place, Change]:
     return {change.place: change for change in snapshot.changes()}
 
 
-def _check_python(tracer: Tracer, before: dict[Binding, Change], after: dict[Binding, Change], result: Any) -> None:
+def _check_python(tracer: Tracer, before: dict[Place, Change], after: dict[Place, Change], result: Any) -> None:
     """Refuse a step that may be skipped and changes more than elements of tensors."""
     if result is not None:
         raise tracer.refuse("step", "returns a result that a skipped step would not give", "call it without a closure")

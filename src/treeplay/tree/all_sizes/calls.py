@@ -11,7 +11,7 @@ sizes are recorded one by one, as if this had not been tried.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -27,8 +27,6 @@ from treeplay.settings import settings
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.all_sizes.compile import (
-    FIX,
-    OP,
     ForAllSizes,
     MadeForAllSizes,
     compile_in_background,
@@ -43,11 +41,13 @@ from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.keys.key import Key, has_fakes
 from treeplay.tree.launching import answer_raised
+from treeplay.tree.observing import Observe
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind
+from treeplay.values.sizes import ONE_BY_ONE, SIZES, not_for_all
 from treeplay.wrap.emit import MISS
 
 COMPILING = "compiled for all sizes meanwhile"
@@ -55,13 +55,10 @@ TIMED = "timed beside a recording for all sizes"
 _MOST_FAILURES = 2  # after which the sizes of a program are left to be recorded one by one
 
 
-ObserveCall = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
-
-
 class AllSizes:
     """The recordings for all sizes of one program. For a thread that holds its lock."""
 
-    def __init__(self, how: ForAllSizes | None, observe: ObserveCall, gate: Gate, answers: Answers) -> None:
+    def __init__(self, how: ForAllSizes | None, observe: Observe, gate: Gate, answers: Answers) -> None:
         self._how = how
         self._observe = observe
         self._gate = gate
@@ -94,7 +91,7 @@ class AllSizes:
         self._cache.table.put(sizeless, own)
         why = self._known_reason(sizeless)
         if why is not None:
-            note_failed(own, Reason(OP, f"not compiled for all at once: {why}", FIX), self._cache.name)
+            note_failed(own, not_for_all(why), self._cache.name)
             return MISS
         self._cache.sizes.is_tried = True
         if not self._is_prepared():
@@ -174,7 +171,9 @@ class AllSizes:
             recording.tier = f"compiled once for all sizes: {told}"
             return
         self._cache.drop(own, recording)
-        note_failed(own, Reason(OP, f"what was compiled for all at once is not faster: {told}", FIX), self._cache.name)
+        note_failed(
+            own, Reason(SIZES, f"what was compiled for all at once is not faster: {told}", ONE_BY_ONE), self._cache.name
+        )
 
     def _recorded(self, own: Entry, call: Call, changing: Mapping[int, frozenset[int]]) -> Any:
         """The result of a call that is observed, and that the program is then traced for."""
@@ -215,5 +214,5 @@ class AllSizes:
             told = as_internal(error, "recording a call for all sizes")
             own.errors.append(told.text)
             tell_internal(told, self._cache.name)
-            note_failed(own, Reason(OP, str(told).splitlines()[0], "report it"), self._cache.name)
+            note_failed(own, Reason(SIZES, str(told).splitlines()[0], "report it"), self._cache.name)
         return None

@@ -26,10 +26,8 @@ from treeplay.tree.decide import KeyPhase
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Recording
 from treeplay.values.refusal import Reason
+from treeplay.values.sizes import SIZES, not_for_all
 from treeplay.wrap.emit import MISS
-
-FIX = "nothing: sizes are recorded one by one, within the budget"
-OP = "sizes"  # what reasons are about that are told here
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,7 @@ def is_awaited(entry: Entry) -> bool:
 
 
 def prepare_in_background(prepare: Callable[[], None], cache: weakref.ref[Any], lock: Any) -> None:
+    """In the background: import a compiler. Calls that were left alone meanwhile are looked at again."""
     is_ready = True
     try:
         with recorders, Boundary("importing a compiler"):
@@ -96,7 +95,7 @@ def compile_in_background(
     except Refusal as refusal:
         failed = refusal.reason
     except (LoweringError, InternalError) as error:
-        failed = Reason(OP, f"not compiled for all at once: {str(error).splitlines()[0]}", FIX)
+        failed = not_for_all(str(error).splitlines()[0])
         if isinstance(error, InternalError):
             tell_internal(error, name)
     seconds = perf_counter() - start
@@ -109,7 +108,7 @@ def compile_in_background(
         recording.seconds["lower in the background"] = seconds
         if write is None:
             owner.drop(entry, recording)
-            note_failed(entry, failed or Reason(OP, "nothing was compiled", FIX), name)
+            note_failed(entry, failed or not_for_all("nothing was compiled"), name)
         elif not _still_holds(recording):
             owner.drop(entry, recording)  # a later call is traced anew
             entry.rerecordings += 1
@@ -136,8 +135,8 @@ def _still_holds(recording: Recording) -> bool:
 
 def note_failed(entry: Entry, reason: Reason, name: str) -> None:
     """Note why nothing was compiled for all sizes. The calls are recorded one by one; nobody is told but who asks."""
-    if reason.op != OP:
-        reason = Reason(OP, f"not compiled for all at once: {reason.op} {reason.why}", reason.advice, reason.where)
+    if reason.op != SIZES:
+        reason = not_for_all(f"{reason.op} {reason.why}", reason.where, advice=reason.advice)
     entry.waits += 1
     counters.add("sizes", "not for all at once")
     log_event("recordings", f"{name}: {reason}")

@@ -13,7 +13,6 @@ from treeplay.codegen import Source
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
 from treeplay.tree.all_sizes.compile import MadeForAllSizes, not_yet
-from treeplay.tree.inputs import current_inputs
 from treeplay.tree.table import Recording
 from treeplay.values.boxed import Boxed
 from treeplay.values.failing import ToKeep
@@ -23,6 +22,7 @@ from treeplay.values.signature import Signature
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.emit import CallParts, emit_call
+from treeplay.wrap.found import current_inputs
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 

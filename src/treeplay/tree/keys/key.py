@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
 from treeplay.trace.call import Call
-from treeplay.trace.survey.found import PLAIN
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import PLAIN, is_a
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure, as_written, indices_in_objects, paths
@@ -45,9 +45,10 @@ def make_key(call: Call) -> Key:
     return Key((_exact(call.structure), leaves), Ambience.now())
 
 
-_SEEN_AS_THEY_ARE = frozenset({int, float, bool, str, type(None)})
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_LOOKED_INTO = frozenset({dict, list, tuple, set})  # or calls that differ in what is there would look alike
+# By `id`: a metaclass may compare its classes as it likes, and then they may have no hash.
+_SEEN_AS_THEY_ARE = frozenset(map(id, (int, float, bool, str, type(None))))
+_PLAIN_TENSORS = frozenset(map(id, (torch.Tensor, torch.nn.Parameter)))
+_LOOKED_INTO = frozenset(map(id, (dict, list, tuple, set)))  # or calls that differ in what is there would look alike
 _MOST_LOOKED_AT = 16  # items
 
 
@@ -57,15 +58,15 @@ def glance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
 
 
 def _seen(value: Any, *, looks_inside: bool = True) -> Any:
-    cls = type(value)
-    if cls in _PLAIN_TENSORS:
-        return value.shape if has_strides(value) else cls  # a nested tensor raises if it is asked for its shape
-    if cls in _SEEN_AS_THEY_ARE:
+    kind = id(type(value))
+    if kind in _PLAIN_TENSORS:
+        return value.shape if has_strides(value) else kind  # a nested tensor raises if it is asked for its shape
+    if kind in _SEEN_AS_THEY_ARE:
         return value
-    if looks_inside and cls in _LOOKED_INTO and len(value) <= _MOST_LOOKED_AT:
-        items = (*value, *value.values()) if cls is dict else value
-        return cls, *(_seen(item, looks_inside=False) for item in items)
-    return cls
+    if looks_inside and kind in _LOOKED_INTO and len(value) <= _MOST_LOOKED_AT:
+        items = (*value, *value.values()) if type(value) is dict else value
+        return kind, *(_seen(item, looks_inside=False) for item in items)
+    return kind
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -182,7 +183,7 @@ def _short(value: Any) -> str:
         return "fake tensor"
     if is_a(value, torch.Tensor) and value.layout in _OTHER_LAYOUTS:
         return str(value.layout).removeprefix("torch.")
-    text = repr(value) if is_a(value, PLAIN) else ""
+    text = shown(value) if is_a(value, PLAIN) else ""
     return text if 0 < len(text) <= 30 else f"<{type(value).__name__}>"
 
 

@@ -144,5 +144,6 @@ class Pause:
 
     def taken(self) -> int:
         """The calls that were left alone and not counted yet."""
-        taken, self._counted = self._counted - self.left, self.left
+        left = self.left  # once: other threads lower it meanwhile
+        taken, self._counted = self._counted - left, left
         return taken

@@ -19,7 +19,7 @@ from treeplay.trace.training.hooks import HookTables, has_hooks
 from treeplay.trace.training.scaling import idle_scalers
 from treeplay.values.kinds import is_a
 from treeplay.values.output import Computed
-from treeplay.values.place import Binding, How, root
+from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
     Alias,
     Argument,
@@ -32,7 +32,7 @@ from treeplay.values.signature import (
     Unread,
     Watch,
     Write,
-    parts_of,
+    values_in,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
@@ -43,14 +43,13 @@ _VALUES = (torch.Tensor, torch.SymFloat, torch.SymInt, int, float, complex, str,
 
 def make_signature(
     run: TracedRun,
-    call: Call,
     results: Leaf | Structure,
     refs: tuple[Ref, ...],
     writes: tuple[Write, ...],
     outputs: int,
 ) -> Signature:
     """The signature of what the run came across."""
-    tape = run.tracer.tape
+    tape, call = run.tracer.tape, run.call
     names = paths(call.structure)
     inputs = tuple(_input(seen, index, names, run) for index, seen in enumerate(tape.inputs))
     read = {node.target for node in tape.graph.nodes if node.op == "placeholder"}
@@ -61,7 +60,7 @@ def make_signature(
         or number.name in read
         or any(mentions(text, number.name) for text in (*run.tracer.world.guards, *_computed(refs, writes)))
     )
-    watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run, call))
+    watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run))
     identities = tuple(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
     )
@@ -88,8 +87,7 @@ def make_signature(
 
 
 def _computed(refs: tuple[Ref, ...], writes: tuple[Write, ...]) -> Iterator[str]:
-    parts = (part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref))
-    return (part.expression for part in parts if isinstance(part, Computed))
+    return (part.expression for part in values_in(refs, writes) if isinstance(part, Computed))
 
 
 def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:
@@ -97,7 +95,7 @@ def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:
     return bool(places) and places[0].how is How.ARGUMENT
 
 
-def name_and_source(places: Sequence[Binding], names: Sequence[str]) -> tuple[str, Argument | State]:
+def name_and_source(places: Sequence[Place], names: Sequence[str]) -> tuple[str, Argument | State]:
     """What an input that was found at these places is called, and where a call finds it; `names` are those of the leaves."""
     first, *others = places
     if first.how is How.ARGUMENT:
@@ -170,7 +168,7 @@ def _absent_grads(run: TracedRun) -> Iterator[Watch]:
 
 
 def on_the_way(
-    places: Iterable[Binding], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
+    places: Iterable[Place], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
 ) -> tuple[tuple[Watch, ...], tuple[Watch, ...]]:
     """Objects and containers between the roots and `places`: the former must stay, the latter keep their length. So must
     the submodules of `called` modules, the tables of scalers, and those of the tensors `hooked` that have hooks."""
@@ -179,7 +177,7 @@ def on_the_way(
     groups = {id(group) for optimizer in found.optimizers for group in optimizer.param_groups}
     idle = tuple(idle_scalers(found))
     for place in (*places, *(watch.place.parent for watch in idle)):
-        step: Binding | None = place
+        step: Place | None = place
         while step is not None:
             value = step.read_or(None)
             if isinstance(value, _CONTAINERS):
@@ -195,6 +193,6 @@ def on_the_way(
             identities[id(tensor)] = Watch(found.tensor_at(tensor)[0], tensor)
     for key, module in called.items():
         if module._modules and key in found.objects:
-            holder = Binding(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
+            holder = Place(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
             lengths.setdefault(id(module._modules), Watch(holder, len(module._modules)))
     return tuple(identities.values()), (*lengths.values(), *idle)

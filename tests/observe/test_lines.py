@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from treeplay.observe.lines import failed_call, is_users, running_call, user_location
+from treeplay.observe.lines import failed_call, is_users, is_users_or_text, running_call, user_location
 
 
 def test_torch_and_treeplay_are_not_the_users() -> None:
@@ -67,3 +68,9 @@ def test_the_running_call_knows_its_keywords() -> None:
 def test_without_a_users_line_there_is_nothing_to_say() -> None:
     call = failed_call(None)
     assert (call.name, call.where, call.source, call.keyword("x")) == (None, None, "", None)
+
+
+def test_typing_extensions_is_no_code_of_a_users() -> None:
+    """Any import runs it, and what it asks for the type of was no number of the program's."""
+    extensions = pytest.importorskip("typing_extensions")
+    assert not is_users(extensions.__file__) and not is_users_or_text(extensions.__file__)

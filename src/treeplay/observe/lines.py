@@ -29,12 +29,14 @@ _PLUMBING = tuple(
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _TEXT = "<string>"
 _SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
+# A part of the standard library that is installed apart: any import runs it.
+_TYPING = tuple(f"{site}typing_extensions.py" for site in _SITE)
 
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a source file is the user's or a third party's, not torch's, ours or the standard library's."""
-    if file.startswith(("<frozen", "<treeplay", _TEXT, TORCH, OURS)):
+    if file.startswith(("<frozen", "<treeplay", _TEXT, TORCH, OURS)) or file in _TYPING:
         return False
     return file.startswith(_SITE) or not file.startswith(_STDLIB)
 

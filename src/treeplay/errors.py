@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from treeplay.values.location import Location
-from treeplay.values.place import Trail
 from treeplay.values.refusal import Reason
+
+if TYPE_CHECKING:  # it imports torch
+    from treeplay.values.place import Trail
 
 
 class TreeplayError(Exception):

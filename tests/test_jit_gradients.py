@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -269,6 +270,32 @@ def test_hooks_on_parameters_run_in_each_backward() -> None:
         program(torch.full((3,), float(call))).backward()
         assert_same(w.grad, torch.full((3,), 10.0 * (call + 2)))
     assert len(seen) == 8 and program.statistics().replays == 3
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("what", ["two results", "a branch that is not used"])
+def test_hooks_after_the_accumulation_are_not_called_in_vain(what: str, is_late: bool) -> None:
+    """Torch calls them for each parameter of the node, with whatever gradient is there: an optimizer would step again."""
+    w, v = parameter(3), parameter(3)
+
+    def program(x: torch.Tensor) -> Any:
+        dead = x - v
+        return (x * w, dead * 2) if what == "two results" else x * w
+
+    def step(parameter: torch.Tensor) -> None:
+        stepped.append(parameter is w)
+
+    jitted, stepped = treeplay.jit(program, lower="aten"), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for call in range(8):
+            if call == (4 if is_late else 0):
+                w.register_post_accumulate_grad_hook(step)
+                v.register_post_accumulate_grad_hook(step)
+            out = jitted(torch.full((3,), float(call)))
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+    assert stepped == [True] * (4 if is_late else 8)
+    assert jitted.statistics().replays == (3 if is_late else 0)
 
 
 def test_a_frozen_parameter_gets_no_gradient() -> None:

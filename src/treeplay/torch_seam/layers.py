@@ -46,6 +46,11 @@ def has_backward_hooks(modules: Iterable[torch.nn.Module]) -> bool:
     return any(everywhere) or any(own)
 
 
+def has_hooks_after_accumulation(tensor: torch.Tensor) -> bool:
+    """Whether a hook runs once a leaf's gradient was added to."""
+    return bool(tensor._post_accumulate_grad_hooks)
+
+
 def _without_asking(original: Any, value: Callable[[], Any]) -> Any:
     def maybe_step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         step = value()

@@ -14,7 +14,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.autograd import call_backward, history, hooks_on_nodes, is_custom
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.torch_seam.layers import has_backward_hooks
+from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.raised import program_raised
@@ -24,6 +24,7 @@ from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.signature.references import not_plain, not_traced
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import flatten
+from treeplay.values.kinds import is_leaf
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 
@@ -42,7 +43,8 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
     if unfinished is None:
         unfinished = given[0][0]
     where = run.tracer.tape.values[id(unfinished)].node.meta.get("where")
-    reason = _why_not(run, where) or _why_its_own(_with_history(run, result), where)
+    run.unreached = _unreached(run, _with_history(run, result))
+    reason = _why_not(run, where) or _why_its_own(_with_history(run, result), where) or _why_called_in_vain(run, where)
     if reason is not None:
         raise Refusal(reason)
     return True
@@ -157,6 +159,29 @@ def _leads_outside(node: Any) -> bool:
     ends = (end for upstream in found.values() for end, _ in upstream.next_functions)
     # Accumulators, which `mark_upstream` leaves out, have the leaf as their `variable`.
     return any(hasattr(end, "variable") and not isinstance(end.variable, FakeTensor) for end in ends)
+
+
+def _unreached(run: TracedRun, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs that collect gradients and get none from a backward of some result alone."""
+    tensors = [seen.tensor for seen in run.tracer.tape.inputs]
+    leaves = {id(tensor): tensor for tensor in tensors if tensor.requires_grad and is_leaf(tensor)}
+    in_all = {*leaves}
+    for result in results:
+        in_all &= {id(node.variable) for node in history([result.grad_fn]) if hasattr(node, "variable")}
+    return [tensor for key, tensor in leaves.items() if key not in in_all]
+
+
+def _why_called_in_vain(run: TracedRun, where: Location | None) -> Reason | None:
+    """Torch calls the hooks of what a node gives no gradient to, and those that come after the accumulation are not told: an
+    optimizer in such a hook would step with an old gradient. The results of a call hang on one node."""
+    if not any(map(has_hooks_after_accumulation, run.unreached)):
+        return None
+    return Reason(
+        op="register_post_accumulate_grad_hook",
+        why="a backward of this result gives no gradient to a parameter with such a hook, which would be called",
+        advice="call backward inside of the program, return one result that uses each such parameter, or remove the hooks",
+        where=where,
+    )
 
 
 def _why_not(run: TracedRun, where: Location | None) -> Reason | None:

@@ -49,4 +49,7 @@ class TracedRun:
     grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    unreached: list[torch.Tensor] = field(
+        default_factory=list
+    )  # leaves of which some result that is differentiated is no function
     kind: Kind = Kind.INFERENCE

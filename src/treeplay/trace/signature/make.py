@@ -141,8 +141,10 @@ def mentions(text: str, name: str) -> bool:
 
 
 def _hook_watch(run: TracedRun) -> Iterator[Watch]:
-    """Hooks of the tensors that a backward of the program goes to; those of modules and optimizers are read, so guarded."""
-    leaves = _leaves_of_backward(run)
+    """Hooks of the tensors that a backward of the program goes to, or that the caller's may go to in vain; those of modules and
+    optimizers are read, so guarded."""
+    state = [tensor for tensor in run.unreached if run.found.tensor_at(tensor)[0].how is not How.ARGUMENT]
+    leaves = _leaves_of_backward(run) or state
     if leaves:
         hooks = HookTables((), (), leaves, name=lambda leaf: str(run.found.tensor_at(leaf)[0]))
         yield stays_true(hooks, "are_the_same", "the hooks are the same")

@@ -205,3 +205,29 @@ def test_a_step_whose_rate_and_momentum_follow_a_schedule_is_compiled_once(devic
         schedule.step()
         same_schedule.step()
         torch.testing.assert_close(ours, wanted)
+
+
+def test_a_number_and_a_size_that_have_changed_and_are_differentiated() -> None:
+    """A backward whose layouts were other ones than the trace's was run once more on tensors without data."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 1.5
+
+        def forward(self, x: torch.Tensor, y: Any = None) -> Any:
+            scaled = x.sigmoid() * self.scale
+            return scaled.relu().unbind(0)[0], scaled.roll(1, 0)
+
+    torch._dynamo.reset()
+    module = Scaled()
+    compiled = torch.compile(module, backend=backend, options={"inner": "aten"})
+    compiled(torch.randn(4, 2).t())
+    module.scale = 1.75
+    compiled(torch.randn(3, 4))
+    x = torch.randn(4, 3).t().requires_grad_()
+    twin = x.detach().clone().requires_grad_()
+    for program, leaf in ((compiled, x), (module, twin)):
+        first, second = program(leaf, torch.randn(3, 4))
+        (first.sum() * 2 - second.sum()).backward()
+    torch.testing.assert_close(x.grad, twin.grad)

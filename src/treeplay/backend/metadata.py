@@ -96,7 +96,15 @@ def example_spec(value: torch.Tensor) -> TensorSpec:
     return TensorSpec(shape, stride, value.dtype, value.device, value.requires_grad)
 
 
-class _Noting(torch.fx.Interpreter):
+class _WithoutData(torch.fx.Interpreter):
+    """Runs a graph on fakes. A number that is read from a tensor is the symbol that it was when the graph was traced."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        is_symbol = n.target is torch.ops.aten._local_scalar_dense.default and "val" in n.meta
+        return n.meta["val"] if is_symbol else super().run_node(n)
+
+
+class _Noting(_WithoutData):
     """Notes at each node what it yields, if that is a tensor or a container of tensors."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -106,7 +114,7 @@ class _Noting(torch.fx.Interpreter):
         return value
 
 
-class _Collecting(torch.fx.Interpreter):
+class _Collecting(_WithoutData):
     """Collects what some nodes yield."""
 
     def __init__(self, module: torch.fx.GraphModule, wanted: frozenset[torch.fx.Node]) -> None:

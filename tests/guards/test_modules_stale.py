@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support import state_of
+from support import assert_same, jit, state_of
 from support.follows import Story, follows
 
 
@@ -297,3 +297,19 @@ def test_a_module_shared_by_two_that_is_taken_from_one() -> Story:
     yield
     first[0] = second[0]
     yield
+
+
+def test_a_setting_of_torchs_is_guarded_by_what_it_is_and_not_by_all_others() -> None:
+    from torch._dynamo import config
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if config.verbose else 3) - 1
+
+    jitted = jit(program)
+    x = torch.ones(2)
+    for is_verbose in (False, False, True, True, False, False):
+        with config.patch(verbose=is_verbose, cache_size_limit=8 + is_verbose):
+            assert_same(jitted(x), program(x))
+    (key,) = jitted.statistics().keys
+    assert jitted.statistics().recordings == 2
+    assert [line for line in key.recordings[0].guarded if "_dynamo" in line] == ["torch._dynamo.config.verbose = False"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad
 import torch.backends.mha
+from torch.utils._config_module import ConfigModule as ConfigModule
 
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether a profiler follows this thread."""

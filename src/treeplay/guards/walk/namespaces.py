@@ -7,16 +7,21 @@ is found under them is entered from time to time (`enter_more`), and at the end 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
+from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_of_the_program
 from treeplay.guards.reads.names import NAMESPACES, globals_in, imports_in, inner_code
 from treeplay.guards.reads.reads import WHOLE
 from treeplay.guards.walk.walk import Walk
+from treeplay.torch_seam.flags import ConfigModule
+from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 
 # What the import system keeps in a module, and asks for at every import.
@@ -46,6 +51,9 @@ class Namespaces:
         """Note which attributes of a module were read."""
         reads, table = self._walk.reads, vars(module)
         names = dict(reads.names(module))
+        if is_a(module, ConfigModule):
+            self._settings(module, names)
+            return
         if type(module) is not types.ModuleType:  # of a class of its own, as torch's lazy ones are
             self._walk.enter(type(module), type(module).__qualname__)
         if not reads.is_watched(module):
@@ -55,6 +63,12 @@ class Namespaces:
         if WHOLE in names:
             self._add_all(table)
         entered |= {name: None for name in names if name != WHOLE and name not in _OF_THE_LOADER}
+
+    def _settings(self, module: types.ModuleType, names: Iterable[str]) -> None:
+        """Guard the settings of torch's that were read by what the module answers: it looks each up among hundreds."""
+        for name in names:
+            if name[:1] != "_":
+                self._walk.follow(Asked(functools.partial(getattr, module, name, ABSENT), f"{module.__name__}.{name}"))
 
     def enter_more(self) -> bool:
         """Enter what is found under the names that were added since the last time; tells whether there was any."""

@@ -1,4 +1,4 @@
-"""Places, and the ways there, which are plain data."""
+"""Places, and the trails to them, which are plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import How, NthKey, Place, root
 
 
 class Thing:
@@ -26,20 +26,20 @@ def entry_of(thing: Thing, key: Any) -> Place:
     return table_of(thing).child(How.ITEM, thing.held, key, f"self.held[{type(key).__name__}]")
 
 
-def test_a_path_is_plain_data_and_holds_nothing() -> None:
-    thing = Thing({Thing(): 1})
+def test_a_trail_is_plain_data_and_holds_nothing() -> None:
+    thing = Thing({"a": 0, Thing(): 1})
     seen = weakref.ref(thing)
-    path = entry_of(thing, next(iter(thing.held))).path
+    trail = entry_of(thing, list(thing.held)[1]).trail
     del thing
     assert seen() is None
-    assert pickle.loads(pickle.dumps(path)) == path
-    assert path == ("self.held[Thing]", (How.ROOT, None), (How.ATTRIBUTE, "held"), (How.ITEM, None))
+    assert pickle.loads(pickle.dumps(trail)) == trail
+    assert trail == ("self", (How.ITEM, NthKey(1)), (How.ATTRIBUTE, "held"))
 
 
-def test_paths_are_equal_if_their_steps_are() -> None:
+def test_trails_are_equal_if_their_steps_are() -> None:
     one, other = Thing({"a": 1, "b": 2}), Thing({"a": 1, "b": 2})
-    assert entry_of(one, "a").path == entry_of(other, "a").path and entry_of(one, "a") != entry_of(other, "a")
-    assert len({entry_of(one, "a").path, entry_of(other, "a").path, entry_of(one, "b").path}) == 2
+    assert entry_of(one, "a").trail == entry_of(other, "a").trail and entry_of(one, "a") != entry_of(other, "a")
+    assert len({entry_of(one, "a").trail, entry_of(other, "a").trail, entry_of(one, "b").trail}) == 2
 
 
 @pytest.mark.parametrize("key", [0, True, "a", (0, 1)])

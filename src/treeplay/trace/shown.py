@@ -31,7 +31,10 @@ class RunFacts:
         refs = [_comparable(ref) for ref in self.refs]
         # A gradient may be that of another tensor, which stands in for the same one.
         writes = [
-            (write.place.how if write.place.how is How.GRAD else write.place.path, _comparable(write.value))
+            (
+                write.place.how if write.place.how is How.GRAD else write.place.trail or write.place.label,
+                _comparable(write.value),
+            )
             for write in self.writes
         ]
         return self.results, refs, writes, self.outputs

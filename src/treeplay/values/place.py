@@ -49,17 +49,6 @@ class Place:
     _anew: bool | None = None
 
     @property
-    def path(self) -> Trail:
-        """The way here, as plain data that is equal for the same place of another call: the label, and the steps from the root,
-        each with its key if that is plain data. Keys that are objects are told apart by no path."""
-        steps: list[tuple[How, Any]] = []
-        step: Place | None = self
-        while step is not None:
-            steps.append((step.how, step.key if _is_plain(step.key) else None))
-            step = step.parent
-        return self.label, *reversed(steps)
-
-    @property
     def trail(self) -> Trail | None:
         """The way here from the root, which tells the same place in another survey and keeps nothing alive; None where
         something on it is named by an object. A key that is one, as a parameter in the state of an optimizer, goes by its

@@ -43,6 +43,16 @@ def test_a_table_is_read_where_it_lies(cached: Decorate) -> None:
     _check(lambda x: x - table(len(x)), lambda: table(3).mul_(3), recordings=1)
 
 
+def test_a_table_that_the_trace_was_the_first_to_need_is_made_by_a_call(cached: Decorate) -> None:
+    table = cached(lambda size: torch.arange(size) * 2.0)
+    jitted = jit(lambda x: x - table(len(x)))
+    for k in range(4):
+        if k == 1:
+            table.cache_clear()  # before the trace
+        assert_same(jitted(torch.full((3,), float(k))), k - torch.arange(3) * 2.0)
+    assert jitted.statistics().recordings == 1
+
+
 def test_a_table_that_was_made_again_is_another_one(cached: Decorate) -> None:
     scales = [2.0]
     table = cached(lambda size: torch.arange(size) * scales[0])
@@ -107,9 +117,8 @@ def test_parametrizations_that_are_cached_for_a_block_stay_real() -> None:
     layer = torch.nn.Linear(3, 3)
     parametrize.register_parametrization(layer, "weight", Symmetric())
     jitted = jit(layer, on_refusal="eager")
-    with pytest.warns(UserWarning, match="eagerly"):
-        for k in range(4):
-            x = torch.full((2, 3), float(k))
-            with parametrize.cached():
-                out = jitted(x)
-                assert_same(out.detach(), layer(x).detach())
+    for k in range(4):
+        x = torch.full((2, 3), float(k))
+        with parametrize.cached():
+            out = jitted(x)
+            assert_same(out.detach(), layer(x).detach())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+from treeplay.errors import TooEarly
 from treeplay.trace.restore.caching import forget_in_tables
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.run.tracer import Tracer
@@ -34,9 +35,11 @@ def check_no_leak(tracer: Tracer) -> None:
     kept = tracer.tape.leaked()
     forget_in_tables(kept)
     if kept or tracer.tape.was_cached:
-        raise tracer.refuse(
+        refusal = tracer.refuse(
             "store",
             "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set, a function that caches its "
             "results or a foreign object",
             "return the tensor, or keep it in an attribute or an entry that exists before the call",
         )
+        # What a trace found a cache to lack, a call that runs as it is leaves there.
+        raise refusal if tracer.tape.leaked() else TooEarly(refusal.reason)

@@ -122,3 +122,33 @@ def test_parametrizations_that_are_cached_for_a_block_stay_real() -> None:
         with parametrize.cached():
             out = jitted(x)
             assert_same(out.detach(), layer(x).detach())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: kept["list"].__setitem__(0, torch.full((3,), 7.0)),
+        lambda kept: kept["inner"].update(scale=5.0),
+        lambda kept: kept["empty"].update(more=1),
+        lambda kept: kept.update(added=1),
+    ],
+    ids=["an element", "an entry below", "an empty one is filled", "an entry more"],
+)
+def test_all_of_a_cached_container_counts(change: Callable[[dict[str, Any]], object], cached: Decorate) -> None:
+    """A dictionary that a cache with a limit keeps was taken for the cache's own, whose entries may grow."""
+
+    @cached
+    def parts(size: int) -> dict[str, Any]:
+        return {"list": [torch.arange(size) * 2.0], "inner": {"scale": 3.0}, "empty": {}}
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        kept = parts(len(x))
+        return x * kept["inner"]["scale"] - kept["list"][0] + len(kept) * 2 + len(kept["empty"])
+
+    jitted = jit(program)
+    for k in range(8):
+        if k == 4:
+            change(parts(3))
+        x = torch.full((3,), float(k))
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays >= 5

@@ -98,6 +98,25 @@ def test_a_view_of_a_parameter_carries_gradients() -> None:
         assert_same(model.weight.grad, torch.tensor([[3.0, 5.0], [0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("take", ["detach", "row", "data"])
+def test_a_view_of_a_parameter_without_history_needs_no_gradient_in_any_mode(take: str, mode: Any) -> None:
+    weight = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+    program = {
+        "detach": lambda x: (x * 2, weight.detach()),
+        "row": lambda x: (x * 2, weight[1].detach()),
+        "data": lambda x: (x * 2, weight.data[0]),
+    }[take]
+    jitted = jit(program)
+    for k in range(4):
+        with mode():
+            found, expected = jitted(torch.full((3,), float(k))), program(torch.full((3,), float(k)))
+        assert_same(found, expected)
+        assert found[1].requires_grad is expected[1].requires_grad is False
+        found[1].add_(k)
+    assert jitted.statistics().replays >= 2
+
+
 def test_a_detached_view_of_a_parameter_needs_no_gradient() -> None:
     model = nn.Linear(2, 2)
     jitted = jit(lambda: (model.weight.detach(), model.weight.detach()[0], model.weight[1]))

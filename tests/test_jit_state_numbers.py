@@ -300,6 +300,65 @@ def test_a_number_among_the_arguments_that_is_needed_leaves_the_counted_ones() -
     assert jitted.statistics().replays >= 9
 
 
+ASKED: dict[str, Callable[[Any], bool]] = {
+    "is None": lambda value: value is None,
+    "== None": lambda value: value == None,  # noqa: E711
+    "a float": lambda value: isinstance(value, float),
+    "a tensor": lambda value: isinstance(value, Tensor),
+    "has a shape": lambda value: hasattr(value, "shape"),
+}
+
+
+@pytest.mark.parametrize("last", [None, 2.5, "text", True, torch.tensor(2.0)], ids=str)
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_number_of_which_only_the_kind_is_asked_may_become_another_kind(asked: str, last: Any) -> None:
+    """It was an input once it had varied, and nothing looked at what had taken its place."""
+
+    def step(agent: Agent, x: Tensor) -> Tensor:
+        return x * 2 if ASKED[asked](agent.rate) else x - 1
+
+    mine, twin = Agent(), Agent()
+    jitted, x = jit(lambda x: step(mine, x)), torch.ones(3)
+    for value in [1, 1, 2, 3, 4, last, last, 5]:
+        mine.rate = twin.rate = value
+        assert_same(jitted(x), step(twin, x))
+
+
+@pytest.mark.parametrize("last", [None, 1, True])
+def test_a_rate_of_which_only_the_kind_is_asked_may_become_another_kind(last: Any) -> None:
+    optimizer = torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.5)
+    group = optimizer.param_groups[0]
+
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if isinstance(optimizer.param_groups[0]["lr"], float) else x - 1
+
+    jitted, x = jit(program), torch.ones(2)
+    for rate in [0.5, 0.5, 0.25, last, last, 0.125]:
+        group["lr"] = rate
+        assert_same(jitted(x), program(x))
+
+
+def test_a_rate_that_the_program_sets_to_what_it_was_is_set_by_each_replay() -> None:
+    """Nothing seemed to have changed, for the number had stood as a symbol."""
+    base = 0.25
+
+    def step(group: dict[str, Any], x: Tensor) -> Tensor:
+        y = x * group["lr"]
+        group["lr"] = base
+        return y - 1
+
+    groups = [torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=base).param_groups[0] for _ in range(2)]
+    optimizers = groups[0], groups[1]
+    jitted = jit(lambda x: step(optimizers[0], x), on_refusal="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for rate in [None, None, None, 0.5, None, 0.125, None]:
+            for group in groups:
+                group["lr"] = group["lr"] if rate is None else rate
+            assert_same(jitted(torch.ones(2)), step(optimizers[1], torch.ones(2)))
+            assert groups[0]["lr"] == groups[1]["lr"] == base
+
+
 class Sign(torch.optim.Optimizer):
     """An optimizer of the user's own, which counts its steps in Python numbers, for each parameter."""
 

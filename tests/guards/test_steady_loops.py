@@ -85,6 +85,7 @@ class Keeper:
         self.count, self.state, self.last = 0, torch.zeros(3, 4), torch.ones(3, 4)
         self.counts, self.listed = {"calls": 0}, [0, torch.zeros(3, 4)]
         self.by_name, self.in_order = Counter(calls=0), OrderedDict(calls=0, others=1)
+        self.pair = (torch.zeros(3, 4), torch.ones(3, 4))
         self.frames = deque([torch.zeros(3, 4), torch.ones(3, 4)], maxlen=2)
 
 
@@ -111,6 +112,12 @@ def keeps_tensors(keeper: Keeper, x: Tensor) -> Tensor:
     return keeper.state - keeper.listed[1]
 
 
+def keeps_a_pair(keeper: Keeper, x: Tensor) -> Tensor:
+    state, memory = keeper.pair
+    keeper.pair = (state * 0.5 - x, memory * 2 + state)
+    return keeper.pair[0] - memory
+
+
 def keeps_a_window(keeper: Keeper, x: Tensor) -> Tensor:
     keeper.frames.append(x * 2)
     return keeper.frames[0] - keeper.frames[1]
@@ -134,6 +141,7 @@ PROGRAMS: dict[str, Callable[[], Callable[..., Any]]] = {
     "counts in containers": keeping(counts_in_containers),
     "counts by name": keeping(counts_by_name),
     "tensors that are stored": keeping(keeps_tensors),
+    "a pair": keeping(keeps_a_pair),
     "a window": keeping(keeps_a_window),
 }
 

@@ -38,8 +38,8 @@ from treeplay.guards.dependencies import Dependencies
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
-from treeplay.values.kinds import HEAP
-from treeplay.values.same import is_same, is_value
+from treeplay.values.kinds import HEAP, PLAIN, is_a
+from treeplay.values.same import is_same
 
 _FEW = 4
 """So many comparisons are written out; more of one kind are one native loop."""
@@ -131,7 +131,7 @@ def _entries(text: Writer, guard: Table) -> Iterator[str]:
         elif key in guard.free:  # a number that the program counts is another object after each replay
             if guard.names is None:
                 yield f"{constant} in {holder}"
-        elif key in guard.written and not is_value(value):
+        elif key in guard.written and not is_a(value, PLAIN):
             yield f"{text.constant(check_of_slot(value, guard.staying))}({holder}[{constant}])"
         else:
             yield f"{holder}[{constant}] is {text.constant(value)}"

@@ -12,20 +12,19 @@ is looked for among all functions there are (`enter_unfound`).
 from __future__ import annotations
 
 import functools
-import gc
 import types
 import typing
 from typing import Any
 
 from treeplay.guards.conditions import Asked, Code
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import content_of, results_in
+from treeplay.guards.entries import content_of, results_in, table_of_cache
 from treeplay.guards.reads.names import inner_code
 from treeplay.guards.reads.ran import function_of, functions_with
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.walk import Walk
 from treeplay.observe.lines import is_users_or_text
-from treeplay.values.kinds import is_a, table_of
+from treeplay.values.kinds import is_a
 
 # Weak containers' own callbacks run whenever something dies, be it of the program's or not.
 _CALLBACKS = frozenset(
@@ -121,12 +120,11 @@ class Functions:
         self._walk.enter(function.__wrapped__, label)
         if function.__module__ == "typing":  # whose caches forget, and whose answers are the same whenever asked
             return
-        # The cache is C's: only the garbage collector gets to see its dictionary.
-        for found in gc.get_referents(function):
-            if type(found) is dict and found is not table_of(function) and self._walk.meet(found):
-                cache = Table(found, f"cache of {label}")
-                cache.may_grow = True
-                self._walk.dependencies.add_table(cache)
+        table = table_of_cache(function)
+        if table is not None and self._walk.meet(table):
+            cache = Table(table, f"cache of {label}")
+            cache.may_grow = True
+            self._walk.dependencies.add_table(cache)
         self._walk.enter_each(results_in(function), f"a result of {label}")
 
     def enter_unfound(self) -> None:

@@ -77,7 +77,8 @@ def stand_in_for_state(run: TracedRun) -> list[Number]:
     alone = {place for place, _ in run.found.cells}
     for place, value in run.found.watched:
         # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
-        is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in _ASSIGNED)
+        is_put_back = id(place.holder) in run.found.containers and id(place.holder) not in run.found.sealed
+        is_undone = place in alone or (is_put_back and type(place.holder) in _ASSIGNED)
         if may_be_input(value) and is_undone and place.trail in run.call.state and place.read_or(None) is value:
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
             place.write(run.tracer.add_scalar(numbers[-1].name, value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -43,7 +43,7 @@ def forget_cached(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
 
 
 def forget_in_tables(kept: Sequence[torch.Tensor]) -> bool:
-    """Take tensors of a trace out of the dictionaries, lists and sets that keep them. Whether there was one.
+    """Take tensors of a trace out of the dictionaries, lists, deques and sets that keep them. Whether there was one.
 
     An attribute or a global stays: to be without it is no better for a program than to find such a tensor there."""
     values: list[Any] = [*kept]
@@ -56,7 +56,7 @@ def forget_in_tables(kept: Sequence[torch.Tensor]) -> bool:
                 continue
             if type(holder) is tuple and id(holder) not in known:
                 tuples.append(holder)
-            elif is_a(holder, (dict, list, set)) and not _are_attributes(holder):
+            elif is_a(holder, (dict, list, set, deque)) and not _are_attributes(holder):
                 is_any |= _take_out(holder, known)
         known |= {id(value) for value in tuples}
         values = tuples
@@ -75,7 +75,7 @@ def _are_attributes(holder: Any) -> bool:
 def _take_out(holder: Any, known: Set[int]) -> bool:
     content = bare(holder)
     if isinstance(content, dict):
-        kept = [key for key, value in content.items() if id(value) in known]
+        kept = [key for key, value in content.items() if id(value) in known or id(key) in known]
         for key in kept:
             (OrderedDict if is_a(holder, OrderedDict) else dict).pop(holder, key, None)
         return bool(kept)

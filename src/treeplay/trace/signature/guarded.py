@@ -198,6 +198,15 @@ def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
             yield place, before
 
 
+def stores_over_stand_ins(run: TracedRun) -> Iterator[tuple[Place, Any]]:
+    """Places in which a number stood as a symbol, and in which the run has put what was there before: a replay does so too."""
+    held = [number.place for number in run.numbers if number.place.anew().read_or(ABSENT) is number.value]
+    for place in dict.fromkeys(
+        at.parent if isinstance(at.holder, tuple) and at.parent is not None else at for at in held
+    ):
+        yield place, place.read_or(ABSENT)
+
+
 def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:
     """What users have put on tensors that are arguments, under names that code of the run uses."""
     names = {name for noted in run.reads.objects.values() for name in noted.read}

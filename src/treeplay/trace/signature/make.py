@@ -18,7 +18,6 @@ from treeplay.trace.traced import TracedRun
 from treeplay.trace.training.hooks import HookTables, has_hooks
 from treeplay.trace.training.scaling import idle_scalers
 from treeplay.values.kinds import is_a
-from treeplay.values.output import Computed
 from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
     Alias,
@@ -32,7 +31,6 @@ from treeplay.values.signature import (
     Unread,
     Watch,
     Write,
-    values_in,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
@@ -53,13 +51,8 @@ def make_signature(
     names = paths(call.structure)
     inputs = tuple(_input(seen, index, names, run) for index, seen in enumerate(tape.inputs))
     read = {node.target for node in tape.graph.nodes if node.op == "placeholder"}
-    numbers = tuple(
-        dataclasses.replace(number, is_input=number.name in read)
-        for number in (*run.numbers, *run.given)
-        if number in run.given
-        or number.name in read
-        or any(mentions(text, number.name) for text in (*run.tracer.world.guards, *_computed(refs, writes)))
-    )
+    # Also those that nothing was computed from: the program may have asked for the type of one, or whether it is None.
+    numbers = tuple(dataclasses.replace(number, is_input=number.name in read) for number in (*run.numbers, *run.given))
     watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run))
     identities = tuple(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
@@ -84,10 +77,6 @@ def make_signature(
         outputs=outputs,
         meetings=tuple(meetings(run.found, refs, writes)),
     )
-
-
-def _computed(refs: tuple[Ref, ...], writes: tuple[Write, ...]) -> Iterator[str]:
-    return (part.expression for part in values_in(refs, writes) if isinstance(part, Computed))
 
 
 def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:

@@ -14,7 +14,12 @@ from typing import Any
 from treeplay.errors import Refusal
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.numbers.stand_ins import check_numbers, not_inputs, refuse_arrays
-from treeplay.trace.signature.guarded import note_what_is_gone, stores_of_the_same, stores_unread
+from treeplay.trace.signature.guarded import (
+    note_what_is_gone,
+    stores_of_the_same,
+    stores_over_stand_ins,
+    stores_unread,
+)
 from treeplay.trace.signature.make import make_signature, mentions
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
@@ -66,7 +71,8 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
         run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
         results = Results(run.tracer, run.found)
         note_what_is_gone(run)
-        run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
+        run.snapshot.assigned = [*stores_of_the_same(run), *stores_over_stand_ins(run)]
+        run.snapshot.unread = stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
         writes = find_writes(run.snapshot, results, run.numbers, but=call.state if call.is_plain else None)

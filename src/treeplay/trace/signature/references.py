@@ -246,9 +246,10 @@ class References:
         if isinstance(ref.of, Fresh):
             is_detached = ref.of.index in self._leaves
         else:
-            # Taken of the input once more, the view would get a history, which this one may not have.
-            is_apart = not tensor.requires_grad or tensor.grad_fn is None
-            is_detached = inputs[ref.of.index].requires_grad and torch.is_grad_enabled() and is_apart
+            # Taken of the input once more, the view would require a gradient as the input does, also where gradients are off,
+            # and get a history where they are on; this one may not.
+            is_apart = not tensor.requires_grad or (torch.is_grad_enabled() and tensor.grad_fn is None)
+            is_detached = inputs[ref.of.index].requires_grad and is_apart
         view = replace(ref, is_detached=is_detached, requires_grad=is_leaf)
         # Two views that lie alike are two tensors: a number tells them apart.
         self._views[view] += 1

@@ -378,11 +378,26 @@ class Sign(torch.optim.Optimizer):
                 parameter.add_(state["mean"].sign(), alpha=-rate)
 
 
-def test_an_optimizer_of_ones_own_counts_its_steps() -> None:
+class SignOfGroups(Sign):
+    """Which counts once for each group."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            rate = group["lr"] * min(1.0, group["step"] / 4) / (1 - 0.9 ** group["step"])
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.lerp_(parameter.grad, 0.1)
+                parameter.add_(mean.sign(), alpha=-rate)
+
+
+@pytest.mark.parametrize("kind", [Sign, SignOfGroups])
+def test_an_optimizer_of_ones_own_counts_its_steps(kind: type[Sign]) -> None:
     def trainer() -> tuple[nn.Module, Sign, Callable[[Tensor], Tensor]]:
         torch.manual_seed(3)
         net = nn.Linear(3, 1)
-        optimizer = Sign(net.parameters(), lr=0.1)
+        optimizer = kind(net.parameters(), lr=0.1)
 
         def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
@@ -399,7 +414,10 @@ def test_an_optimizer_of_ones_own_counts_its_steps() -> None:
         x = torch.linspace(-1, 2, 12).view(4, 3) + call
         assert_same(jitted(x), eager(x))
         assert_same(list(mine.parameters()), list(twin.parameters()))
-        assert [state["step"] for state in ours.state.values()] == [state["step"] for state in theirs.state.values()]
+        assert [state.get("step") for state in ours.state.values()] == [
+            state.get("step") for state in theirs.state.values()
+        ]
+        assert ours.param_groups[0].get("step") == theirs.param_groups[0].get("step")
     statistics = jitted.statistics()
     assert (statistics.recordings, statistics.refusals) == (2, 0), "one while the rate rises, one after that"
     assert statistics.replays >= 9

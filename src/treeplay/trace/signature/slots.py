@@ -140,7 +140,7 @@ def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
         return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
-        f"the program changes a Python value from {shown(change.before)} to {shown(change.after)} on each call, "
+        f"the program changes a Python value from {shown(change.before)} to {shown(value_of(change.after))} on each call, "
         "and a replay runs no Python",
         "change it outside of the program, or keep it in a tensor",
         may_pass=True,

@@ -81,7 +81,7 @@ class SurveyedObjects:
         is_users = is_users_class(type(optimizer))
         for name in ("state", "param_groups"):
             # Torch's own count in tensors.
-            needed = frozenset({name}) if is_users and name == "state" else NEVER
+            needed = frozenset({name}) if is_users else NEVER
             walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
         if is_users:
             own = [name for name in table if name[:1] != "_" and name not in ("defaults", "state", "param_groups")]

@@ -26,6 +26,7 @@ _MAKES = frozenset({"__init__", "__new__"})
 _NOT_IN_A_RUN = "reduce reduce_ex getstate setstate copy deepcopy del init_subclass set_name"
 _COPIES = frozenset(f"__{name}__" for name in _NOT_IN_A_RUN.split())
 _BY_APPLY = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})  # of a custom function
+_MOST_DECORATORS = 16
 
 
 class SurveyedFunctions:
@@ -143,7 +144,7 @@ def _function_of(entry: Any) -> FunctionType | None:
     made of one."""
     for name in ("__func__", "fget", "func", "__wrapped__"):
         entry = getattr(entry, name, None) or entry
-    while entry is not None:
+    for _ in range(_MOST_DECORATORS):  # an object may answer whatever it is asked for with itself
         if is_a(entry, FunctionType) and is_own_or_text(entry.__code__.co_filename):
             return entry  # type: ignore[no-any-return]
         entry = getattr(entry, "__wrapped__", None)

@@ -533,3 +533,26 @@ def test_a_result_may_be_reshaped_in_place(lower: str) -> None:
         x = torch.randint(-9, 9, (3, 2)).float()
         assert_same(jitted(x), program(x))
     assert jitted.statistics().replays == 3
+
+
+def test_a_view_that_is_kept_of_what_is_written_without_gradients_may_be_read() -> None:
+    """Torch raises where such a view is asked for its history, and so did a trace."""
+
+    class State:
+        def __init__(self) -> None:
+            self.weight = torch.nn.Parameter(torch.ones(2, 2))
+            self.sink: Any = torch.zeros(2, 2)
+
+    def step(state: State, x: torch.Tensor) -> torch.Tensor:
+        state.sink.add_(0.25)
+        with torch.no_grad():
+            state.sink = state.weight.t()
+        return x * 2 - 1
+
+    mine, twin = State(), State()
+    jitted = jit(lambda x: step(mine, x))
+    with torch.no_grad():
+        for k in range(5):
+            x = torch.full((2,), float(k))
+            assert_same(jitted(x), step(twin, x))
+            assert_same(mine.weight.detach(), twin.weight.detach())

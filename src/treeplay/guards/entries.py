@@ -8,6 +8,8 @@ import types
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import torch
+
 from treeplay.guards.conditions import ContainerGuard
 from treeplay.guards.containers import Table
 from treeplay.torch_seam.patched import ABSENT
@@ -129,3 +131,11 @@ def _is_link(value: Any) -> bool:
 def names_in_thread(local: threading.local) -> tuple[str, ...]:
     """Under which names this thread has put something into a `threading.local`."""
     return tuple(vars(local))
+
+
+def users_attributes(program: Any) -> dict[str, Any]:
+    """What a user has put on a jitted function; of a module, the module has it."""
+    table = table_of(program)
+    if table is None or "__wrapped__" not in table or isinstance(program, torch.nn.Module):
+        return {}
+    return {name: value for name, value in dict.copy(table).items() if name[:1] != "_"}

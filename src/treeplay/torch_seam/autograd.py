@@ -52,6 +52,15 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def node_of(tensor: torch.Tensor) -> Any:
+    """The last node of a tensor's history, if it has one. Torch answers none for a view made under `no_grad` whose base was
+    written since: it raises."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def history(nodes: Iterable[Any], known: Iterable[Any] = ()) -> Iterator[Any]:
     """These nodes of autograd's graph and all that they lead to, each once, but for those that are `known` and what is behind
     them. A leaf's accumulator has it as its `variable`."""

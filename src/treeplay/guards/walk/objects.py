@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import is_found_on, matters, real_table
+from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
 from treeplay.guards.reads.names import asks_its_own, computes_names, goes_behind
 from treeplay.guards.reads.reads import WHOLE, ObjectReads
 from treeplay.guards.walk.containers import Containers
@@ -72,6 +72,7 @@ class Objects:
         if str(cls.__module__).startswith("treeplay."):
             # A jitted program inside of this one runs as it is.
             self._walk.enter(getattr(value, "__wrapped__", None), label)
+            self._kept_by_user(value, label)
             return
         table = table_of(value)
         if not cls.__flags__ & HEAP and not is_a(value, CONTAINERS):
@@ -90,6 +91,14 @@ class Objects:
         if is_a(value, torch.optim.Optimizer):
             self._containers.groups_of(value)
         self._attributes(value, table, label)
+
+    def _kept_by_user(self, program: Any, label: str) -> None:
+        """Guard what a user keeps in attributes of a jitted function (`step.scale = 2`), as of any function."""
+        kept = users_attributes(program)
+        if kept and self._walk.meet(vars(program)):
+            self._walk.dependencies.add_table(Table(vars(program), f"{label}.", tuple(kept)))
+            for name, entry in kept.items():
+                self._walk.enter(entry, f"{label}.{name}")
 
     def _attributes(self, value: Any, table: dict[str, Any] | None, label: str) -> None:
         names = self._names_read(value)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.entries import users_attributes
 from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
@@ -83,10 +84,9 @@ class SurveyedObjects:
             # Torch's own count in tensors.
             needed = frozenset({name}) if is_users else NEVER
             walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
+        for name in [name for name in table if name[:1] != "_" and name not in ("state", "param_groups")]:
+            walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
         if is_users:
-            own = [name for name in table if name[:1] != "_" and name not in ("defaults", "state", "param_groups")]
-            for name in own:
-                walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
             self._of_class(optimizer, place)
         for name in OPTIMIZER_HOOKS:
             for hook in table.get(name, {}).values():
@@ -113,6 +113,8 @@ class SurveyedObjects:
         if module.partition(".")[0] in LIBRARIES and not is_entered:
             if module.startswith(_KEEPS_CONTAINERS):
                 self._containers(value, place)
+            for name in users_attributes(value):
+                self._walk.enter_place(place.child(How.ITEM, vars(value), name, f"{place}.{name}"), needs | {name})
             return
         self._walk.found.objects[id(value)] = place
         whose = origin(cls) | (needs & FOREIGN)

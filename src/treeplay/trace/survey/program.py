@@ -108,6 +108,11 @@ def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> Non
         walk.keep(values, place)
     else:
         walk.found.container_places.setdefault(id(values), place)
+    attributes = table_of(values)  # of an object of a class that is derived from a container's
+    if attributes:
+        walk.keep(attributes, place)
+        for name, value in dict.copy(attributes).items():
+            walk.enter(value, place.child(How.ITEM, attributes, name, f"{place}.{name}"), needs | {name})
     if is_a(values, dict):
         for key, value in entries(values):
             shown = repr(key) if is_a(key, (str, int)) else f"<{type(key).__name__}>"

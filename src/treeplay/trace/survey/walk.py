@@ -116,8 +116,11 @@ class SurveyWalk:
             if place.how is not How.ARGUMENT:  # in its place stands another tensor while the program is traced
                 self.keep_sealed(vars(tensor), place)
             for name, value in vars(tensor).items():
+                here = place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}")
                 if is_a(value, PLAIN):
-                    self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
+                    self.enter(value, here, frozenset({name}))
+                elif is_a(value, (dict, list, set, collections.deque)) and place.how is not How.ARGUMENT:
+                    self.keep_sealed(value, here)
             for table in TENSOR_HOOKS:  # which a backward of the program runs
                 for hook in (getattr(tensor, table, None) or {}).values():
                     self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)

@@ -1,0 +1,95 @@
+"""What a user keeps on objects that are not the user's own: jitted functions, torch's optimizers, parameters, containers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import treeplay
+from support import assert_same, jit
+
+
+def test_an_attribute_of_a_jitted_function_is_guarded() -> None:
+    """It was read when the function was recorded, and never again."""
+
+    @treeplay.jit(lower="aten")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * scaled.scale - 1  # type: ignore[attr-defined, no-any-return]
+
+    for scale in (2.0, 2.0, 2.0, 5.0, 5.0, 7.0):
+        scaled.scale = scale  # type: ignore[attr-defined]
+        assert_same(scaled(torch.ones(2)), torch.ones(2) * scale - 1)
+    assert scaled.statistics().replays >= 2
+
+
+def test_what_a_jitted_function_counts_on_itself_each_replay_counts() -> None:
+    @treeplay.jit(lower="aten")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        step.calls = getattr(step, "calls", 0) + 1  # type: ignore[attr-defined]
+        return x * step.calls  # type: ignore[attr-defined, no-any-return]
+
+    for call in range(1, 9):
+        assert_same(step(torch.ones(2)), torch.full((2,), float(call)))
+        assert step.calls == call  # type: ignore[attr-defined]
+    assert step.statistics().replays >= 6
+
+
+class Named(dict[str, Any]):
+    """A dictionary with attributes."""
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.optimizer = torch.optim.SGD([self.weight], lr=0.5)
+        self.optimizer.counts = {"n": 1}  # type: ignore[attr-defined]
+        self.weight.meta = {"n": 1}  # type: ignore[attr-defined]
+        self.named = Named()
+        self.named.counts = {"n": 1}  # type: ignore[attr-defined]
+        self.named.n = 1  # type: ignore[attr-defined]
+
+    def kept(self) -> list[Any]:
+        own: Any = self
+        return [self.optimizer.defaults["lr"], own.optimizer.counts, own.weight.meta, own.named.counts, own.named.n]
+
+
+def _halves_the_default(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    owner.optimizer.defaults["lr"] *= 0.5
+    return x * owner.optimizer.defaults["lr"] - 1
+
+
+def _counts_on_an_optimizer(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    owner.optimizer.counts["n"] += 1
+    return x * owner.optimizer.counts["n"] - 1
+
+
+def _counts_on_a_parameter(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    owner.weight.meta["n"] += 1
+    return x * owner.weight.meta["n"] - 1
+
+
+def _counts_on_a_container(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    owner.named.counts["n"] += 1
+    owner.named.n += 2
+    return x * owner.named.counts["n"] - owner.named.n
+
+
+@pytest.mark.parametrize(
+    "program", [_halves_the_default, _counts_on_an_optimizer, _counts_on_a_parameter, _counts_on_a_container]
+)
+def test_what_is_counted_elsewhere_is_counted_once_in_each_call(
+    program: Callable[[Any, torch.Tensor], torch.Tensor],
+) -> None:
+    """Counted in a container that nobody followed, it froze, or was counted twice by the call that recorded."""
+    mine, twin = Owner(), Owner()
+    jitted = jit(lambda x: program(mine, x), on_refusal="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for call in range(8):
+            x = torch.tensor([call, 3.0])
+            assert_same(jitted(x), program(twin, x))
+            assert mine.kept() == twin.kept()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from torch._inductor.utils import BoxedBool
 
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.vector_isa import first_vector_instructions
-
-BoxedCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+from treeplay.values.boxed import Boxed
 
 _PREFIXES = ("TORCHINDUCTOR_", "TORCH_", "PYTORCH_", "TRITON_")
 _NAMES = frozenset(("CXX", "CC", "CPATH", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
@@ -42,7 +41,7 @@ def key_in_store(compiled: Any) -> str | None:
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
-def stored_graph(key: str, options: Mapping[str, Any]) -> BoxedCall | None:
+def stored_graph(key: str, options: Mapping[str, Any]) -> Boxed | None:
     """The graph, compiled for known sizes under `options`, that Inductor has stored under `key`; None if there is none.
 
     What a file that is damaged raises, or a compiler that is gone, is raised."""
@@ -56,7 +55,7 @@ def stored_graph(key: str, options: Mapping[str, Any]) -> BoxedCall | None:
         constants = CompiledFxGraphConstants()
         found.after_deserialization(constants)
         found.post_compile((), constants, {"cudagraphs": BoxedBool(False), "is_backward": False})
-    call: BoxedCall | None = found.current_callable
+    call: Boxed | None = found.current_callable
     return call
 
 

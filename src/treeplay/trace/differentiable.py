@@ -18,7 +18,6 @@ from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accum
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.raised import program_raised
-from treeplay.trace.run.watch import mark_upstream
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.signature.references import not_plain, not_traced
@@ -154,11 +153,11 @@ def _why_its_own(results: Iterator[torch.Tensor], where: Location | None) -> Rea
 
 def _leads_outside(node: Any) -> bool:
     """Whether a graph ends at a tensor that was there before the run."""
-    found: dict[int, Any] = {}
-    mark_upstream(node, found)
-    ends = (end for upstream in found.values() for end, _ in upstream.next_functions)
-    # Accumulators, which `mark_upstream` leaves out, have the leaf as their `variable`.
-    return any(hasattr(end, "variable") and not isinstance(end.variable, FakeTensor) for end in ends)
+    return any(not isinstance(leaf, FakeTensor) for leaf in _leaves_behind(node))
+
+
+def _leaves_behind(node: Any) -> list[torch.Tensor]:
+    return [behind.variable for behind in history([node]) if hasattr(behind, "variable")]
 
 
 def _unreached(run: TracedRun, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -167,7 +166,7 @@ def _unreached(run: TracedRun, results: Iterable[torch.Tensor]) -> list[torch.Te
     leaves = {id(tensor): tensor for tensor in tensors if tensor.requires_grad and is_leaf(tensor)}
     in_all = {*leaves}
     for result in results:
-        in_all &= {id(node.variable) for node in history([result.grad_fn]) if hasattr(node, "variable")}
+        in_all &= {*map(id, _leaves_behind(result.grad_fn))}
     return [tensor for key, tensor in leaves.items() if key not in in_all]
 
 

@@ -73,6 +73,10 @@ def table_of(value: Any) -> dict[str, Any] | None:
     return table if isinstance(table, dict) else None
 
 
+PLAIN_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+"""Dictionaries of Python's own classes, in which `[]` finds and puts entries and does nothing else."""
+
+
 def slots_in(cls: type) -> list[str]:
     """The slots that one class adds to its objects, private ones by the names that they have there: `__slots__` itself has them
     as they are written."""

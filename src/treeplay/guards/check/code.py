@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CellType
 from typing import Any
@@ -38,7 +37,7 @@ from treeplay.guards.dependencies import Dependencies
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
-from treeplay.values.kinds import HEAP, PLAIN, is_a
+from treeplay.values.kinds import HEAP, PLAIN, PLAIN_DICTS, is_a
 from treeplay.values.same import is_same
 
 _FEW = 4
@@ -116,7 +115,7 @@ def _empties(text: Writer, dependencies: Dependencies, words: Words | None) -> I
 def _entries(text: Writer, guard: Table) -> Iterator[str]:
     """A dictionary whose version keeps changing, by its guarded entries."""
     holder, recorded = text.constant(guard.holder), guard.recorded
-    if guard.matters is not None or guard.may_grow or type(guard.holder) not in _DICTS:
+    if guard.matters is not None or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:
         # A class's entries are chosen by name, and a subclass may do anything in `[]`.
         yield f"{text.constant(_SameEntries(guard, recorded))}()"
         return
@@ -272,7 +271,6 @@ def _all_are(text: Writer, found: str, recorded: list[Any]) -> str:
     return f"all(map({text.constant(operator.is_)}, {found}, {text.constant(recorded)}))"
 
 
-_DICTS = (dict, OrderedDict, defaultdict, Counter)
 _order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")

@@ -6,10 +6,10 @@ ran: of a function that prints in several lines, each is named.
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Collection, Iterator
 from types import CodeType
 
+from treeplay.guards.reads.names import steps_by_line
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import is_own_or_text, is_users_or_text
 from treeplay.values.location import Location
@@ -48,9 +48,6 @@ def _kinds(reads: Reads) -> Iterator[tuple[str, Collection[str], str]]:
 def _mentions(code: Collection[CodeType], names: Collection[str]) -> Iterator[Location]:
     """The lines of this code that look up one of these names."""
     for one in code:
-        lines = {
-            at.positions.lineno: None
-            for at in dis.get_instructions(one)
-            if at.argval in names and at.opname.startswith("LOAD_") and at.positions is not None
-        }
-        yield from (Location(one.co_filename, line, one.co_name) for line in lines if line is not None)
+        for line, steps in steps_by_line(one).items():
+            if any(step.argval in names and step.opname.startswith("LOAD_") for step in steps):
+                yield Location(one.co_filename, line, one.co_name)

@@ -28,6 +28,16 @@ def globals_in(code: CodeType) -> frozenset[str]:
     )
 
 
+@lru_cache(maxsize=1024)
+def steps_by_line(code: CodeType) -> dict[int, list[dis.Instruction]]:
+    """The instructions of `code` itself, by the line that they are of."""
+    found: dict[int, list[dis.Instruction]] = {}
+    for step in dis.get_instructions(code):
+        if step.positions is not None and step.positions.lineno is not None:
+            found.setdefault(step.positions.lineno, []).append(step)
+    return found
+
+
 @lru_cache(maxsize=8192)
 def asks_for_a_type(code: CodeType) -> bool:
     """Whether `code` itself uses `type`, but to ask its own object, `type(self)`, or to make one, `type(other)(...)`."""

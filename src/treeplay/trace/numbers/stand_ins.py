@@ -9,7 +9,7 @@ tells whether the numbers can be inputs.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +21,14 @@ from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import is_float
 from treeplay.trace.signature.make import mentions
 from treeplay.trace.traced import TracedRun
+from treeplay.values.kinds import PLAIN_DICTS
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
 
 _NEEDED = "the program needs its value while it runs"
 _TYPES = "the program calls `type`, which tells what stands for the number in a trace from a number"
-_ASSIGNED = (list, deque, dict, OrderedDict, defaultdict, Counter)
+_ASSIGNED = (list, deque, *PLAIN_DICTS)
 _NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 

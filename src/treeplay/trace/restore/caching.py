@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.entries import results_in, table_of_cache
 from treeplay.trace.restore.bare import bare, fill
 from treeplay.values.kinds import is_a, table_of
 
@@ -26,28 +27,24 @@ def forget_cached(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
     is_any = False
     # All of them: a library's function is called by code that no survey reads.
     for function in [value for value in gc.get_objects() if type(value) is _CACHING]:
-        kept = [value for value in gc.get_referents(function) if not callable(value)]
-        if not any(_holds(value, is_of_trace, _DEEPEST) for value in kept):
+        if not any(_holds(value, is_of_trace, _DEEPEST) for value in results_in(function)):
             continue
         is_any = True
         if function.cache_parameters()["maxsize"] is not None:
             # Its entries are linked outside of Python, and none can be taken out alone. It may drop any of them by itself.
             function.cache_clear()
             continue
-        for entries in kept:
-            # One of these dictionaries has the function's attributes.
-            if isinstance(entries, dict) and entries is not vars(function):
-                for key in [key for key, value in [*entries.items()] if _holds(value, is_of_trace, _DEEPEST)]:
-                    entries.pop(key, None)
+        entries = table_of_cache(function) or {}
+        for key in [key for key, value in [*entries.items()] if _holds(value, is_of_trace, _DEEPEST)]:
+            entries.pop(key, None)
     return is_any
 
 
-def forget_in_tables(kept: Sequence[torch.Tensor]) -> bool:
-    """Take tensors of a trace out of the dictionaries, lists, deques and sets that keep them. Whether there was one.
+def forget_in_tables(kept: Sequence[torch.Tensor]) -> None:
+    """Take tensors of a trace out of the dictionaries, lists, deques and sets that keep them.
 
     An attribute or a global stays: to be without it is no better for a program than to find such a tensor there."""
     values: list[Any] = [*kept]
-    is_any = False
     known = {id(value) for value in values}
     for _ in range(_DEEPEST):
         tuples: list[Any] = []
@@ -57,12 +54,11 @@ def forget_in_tables(kept: Sequence[torch.Tensor]) -> bool:
             if type(holder) is tuple and id(holder) not in known:
                 tuples.append(holder)
             elif is_a(holder, (dict, list, set, deque)) and not _are_attributes(holder):
-                is_any |= _take_out(holder, known)
+                _take_out(holder, known)
         known |= {id(value) for value in tuples}
         values = tuples
         if not values:
             break
-    return is_any
 
 
 def _are_attributes(holder: Any) -> bool:
@@ -72,17 +68,15 @@ def _are_attributes(holder: Any) -> bool:
     return dict.__contains__(holder, "__name__") or any(table_of(owner) is holder for owner in gc.get_referrers(holder))
 
 
-def _take_out(holder: Any, known: Set[int]) -> bool:
+def _take_out(holder: Any, known: Set[int]) -> None:
     content = bare(holder)
     if isinstance(content, dict):
-        kept = [key for key, value in content.items() if id(value) in known or id(key) in known]
-        for key in kept:
+        for key in [key for key, value in content.items() if id(value) in known or id(key) in known]:
             (OrderedDict if is_a(holder, OrderedDict) else dict).pop(holder, key, None)
-        return bool(kept)
+        return
     left = type(content)(value for value in content if id(value) not in known)
     if len(left) != len(content):
         fill(holder, left)
-    return len(left) != len(content)
 
 
 def _holds(value: Any, is_of_trace: Callable[[torch.Tensor], bool], depth: int) -> bool:

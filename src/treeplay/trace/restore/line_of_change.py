@@ -6,11 +6,10 @@ is looked for in the code that ran: one that names the container and changes som
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Iterator
-from functools import lru_cache
 from types import CodeType
 
+from treeplay.guards.reads.names import steps_by_line
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import is_own, is_users
 from treeplay.trace.restore.whose import CHANGES, STORES_OF_ITEMS, WRITES
@@ -61,18 +60,9 @@ def _name(step: Place) -> str | None:
     return step.key if isinstance(step.key, str) and step.how is not How.ROOT else None
 
 
-@lru_cache(maxsize=1024)
-def _by_line(code: CodeType) -> dict[int, list[dis.Instruction]]:
-    found: dict[int, list[dis.Instruction]] = {}
-    for step in dis.get_instructions(code):
-        if step.positions is not None and step.positions.lineno is not None:
-            found.setdefault(step.positions.lineno, []).append(step)
-    return found
-
-
 def _lines_that_change(code: CodeType, name: str, *, is_rebound: bool) -> Iterator[int]:
     """The lines that assign `name` (`is_rebound`), or that change something and name it."""
-    for line, steps in _by_line(code).items():
+    for line, steps in steps_by_line(code).items():
         named = [step for step in steps if step.argval == name]
         is_assigned = is_rebound and any(step.opname in _STORES for step in named)
         if is_assigned or (named and any(step.opname in STORES_OF_ITEMS or step.argval in _CHANGES for step in steps)):
@@ -80,4 +70,4 @@ def _lines_that_change(code: CodeType, name: str, *, is_rebound: bool) -> Iterat
 
 
 def _lines_with(code: CodeType, name: str) -> Iterator[int]:
-    return (line for line, steps in _by_line(code).items() if any(step.argval == name for step in steps))
+    return (line for line, steps in steps_by_line(code).items() if any(step.argval == name for step in steps))

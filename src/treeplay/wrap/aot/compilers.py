@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from treeplay.values.boxed import Boxed as Boxed
+from treeplay.values.boxed import Boxed
 
 AliasCheck = Literal["warn", "raise", "off"]
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]

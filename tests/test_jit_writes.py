@@ -95,6 +95,16 @@ def test_arguments_made_of_one_array_are_recorded_as_sharing_memory() -> None:
 
 
 @pytest.mark.parametrize("front", ["aten", "capture"])
+@pytest.mark.parametrize("results", ["x * 2", "y[1:]", "y"])
+def test_arguments_that_share_other_elements_are_recorded_anew(front: str, results: str) -> None:
+    """What is written twice, or read after it was written, is so only where the slices lie as they did."""
+    program = program_of("y[:-1] = y[:-1] * 2 - 1", "x[1:] = x[:-1] * 3", results=results, calls=0)
+    ways = ("base[:3], base[1:]", "base[1:], base[:3]", "base[:3], base[1:]")
+    events = [step for way in ways for step in (f"base = new(4, 3); x, y = {way}", *[None] * 3)]
+    check(replace(program, events=tuple(events)), front)
+
+
+@pytest.mark.parametrize("front", ["aten", "capture"])
 def test_views_are_of_the_input_they_were_taken_of_where_inputs_no_longer_share_memory(front: str) -> None:
     apart = "x, y = new(3, 3), new(3, 3)"
     program = program_of(

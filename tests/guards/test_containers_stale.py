@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import treeplay
 from support.follows import Holder, Story, folded, follows
 
 Tensor = torch.Tensor
@@ -235,6 +236,24 @@ def test_a_weak_reference_to_what_a_guarded_list_held(others: int) -> Story:
     yield program
     nodes.pop(0)
     yield
+
+
+def test_what_two_recordings_hold_is_gone_for_a_weak_reference():
+    nodes = [Node(2.0), Node(3.0)]
+    options = {"nodes": nodes}
+    reference = weakref.ref(nodes[0])
+
+    @treeplay.jit(lower="aten", on_refusal="raise")
+    def program(x: Tensor) -> Tensor:
+        gain = sum(node.gain for node in nodes) * options.get("scale", 1.0)
+        return x * gain - (1.0 if reference() is None else 2.0)
+
+    x = torch.ones(2)
+    assert [program(x)[0].item() for _ in range(3)] == [3.0, 3.0, 3.0]
+    options["scale"] = 2.0
+    assert [program(x)[0].item() for _ in range(3)] == [8.0, 8.0, 8.0]
+    nodes.pop(0)
+    assert [program(x)[0].item() for _ in range(3)] == [5.0, 5.0, 5.0]
 
 
 @follows()

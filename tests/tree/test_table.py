@@ -67,7 +67,7 @@ def test_the_calls_of_recordings_that_are_let_go_or_are_too_many_count_on() -> N
     table = EntryTable()
     used(table, "a")
     (entry,) = table
-    alive: Any = SimpleNamespace(keeps_alive=lambda: True, forget=lambda: None)
+    alive: Any = SimpleNamespace(keeps_alive=lambda _: True, forget=lambda: None)
     for calls in (3, 5, 11):
         made = recording()
         made.calls = calls
@@ -77,6 +77,23 @@ def test_the_calls_of_recordings_that_are_let_go_or_are_too_many_count_on() -> N
     entry.recordings[0].signature = SimpleNamespace(guarded=alive)  # type: ignore[assignment]
     assert [gone.calls for gone in table.let_go(lambda _: "")] == [5]
     assert (entry.calls, len(entry.recordings)) == (19, 1)
+
+
+def test_recordings_that_hold_the_same_object_are_asked_together() -> None:
+    table, asked = EntryTable(), []
+
+    def keeps_alive(every: Any) -> bool:
+        asked.append(len(every))
+        return len(every) == 2
+
+    used(table, "a")
+    (entry,) = table
+    entry.recordings += [recording(), recording()]
+    for made in entry.recordings:
+        guards: Any = SimpleNamespace(keeps_alive=keeps_alive, forget=lambda: None)
+        made.signature = SimpleNamespace(guarded=guards)  # type: ignore[assignment]
+    assert len(table.let_go(lambda _: "")) == 2
+    assert asked == [2, 2]
 
 
 def test_an_observation_fits_as_long_as_its_values_hold() -> None:

@@ -62,11 +62,12 @@ def test_state_that_moves_into_the_memory_of_the_same_argument_is_noticed():
 
 def test_memory_shared_as_it_was_recorded_is_right():
     data, state = torch.randn(100), torch.randn(4)
-    apart = SharingCheck([0, 1], [(0, 1)], watched=[2])
+    apart = SharingCheck([0, 1], [(0, 1, 8)], watched=[2])
     for start in (0, 10):
         first, second = data[start : start + 4], data[start + 2 : start + 6]
         assert apart((first, second), (first, second, state))
-    assert not apart((data[:4], data[4:8]), (data[:4], data[4:8], state))
+    for others in ((data[:4], data[4:8]), (data[:4], data[1:5]), (data[2:6], data[:4])):
+        assert not apart(others, (*others, state))
 
 
 @given(

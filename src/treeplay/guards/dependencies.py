@@ -42,6 +42,10 @@ class Dependencies:
         if table.is_whole:
             self.containers.setdefault(id(table.holder), table)
 
+    def all_containers(self) -> tuple[ContainerGuard, ...]:
+        """Guards of dictionaries, lists and sets, whole or in part."""
+        return (*self.tables, *self.items, *self.members)
+
     def free(self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]]) -> None:
         """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself.
 

@@ -239,10 +239,12 @@ class EntryTable:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone. `why` says what else
         keeps a recording from being replayed, if anything does."""
         dropped = []
+        found = (recording.signature.guarded for entry in self for recording in entry.recordings)
+        every = [guards for guards in found if guards is not None]
         for entry in self:
             for recording in [*entry.recordings]:
                 guards = recording.signature.guarded
-                if guards is not None and guards.keeps_alive():
+                if guards is not None and guards.keeps_alive(every):
                     entry.causes.append(why(recording) or "something that the program has a weak reference to is gone")
                     entry.is_told = True
                     self.take_out(entry, recording)

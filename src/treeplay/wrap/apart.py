@@ -14,14 +14,19 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.tensors import is_alone, owns_memory
-from treeplay.values.overlap import interval, overlapping, overlapping_intervals
+from treeplay.values.output import View, inputs_used
+from treeplay.values.overlap import Interval, interval, overlapping_intervals
 from treeplay.values.signature import Argument, Signature, State
+
+Shared = tuple[int, int, int]
+"""Two inputs, and how many bytes after the first the second begins."""
 
 _data_ptr = torch.Tensor.data_ptr
 
 
 class SharingCheck:
-    """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded.
+    """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded, and lie as far
+    apart: which elements two slices have in common decides what may run before what, and where in one the other begins.
 
     `state` are indices of inputs that are no arguments, at least two, where some of them are written: `t.data = s.data` gives
     two of them one memory. `extents`: over how many bytes each input reaches, where that is the same in each call. Once
@@ -31,7 +36,7 @@ class SharingCheck:
     def __init__(
         self,
         written: Sequence[int],
-        shared: Sequence[tuple[int, int]],
+        shared: Sequence[Shared],
         state: Sequence[int] = (),
         extents: Sequence[int] | None = None,
         *,
@@ -48,10 +53,12 @@ class SharingCheck:
     @classmethod
     def of(cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool) -> SharingCheck | None:
         """The question to ask on each call, or None where the answer does not matter."""
-        if shared := overlapping(inputs, range(len(inputs))):
-            # A view among the results may be of either: of which one it is, the memory told that they shared.
+        # Of which input a view among the results is, the memory told that they shared.
+        views = (ref.of for ref in signature.values if isinstance(ref, View))
+        settled = [*signature.mutated, *inputs_used(views)]
+        if shared := _shared([*map(interval, inputs)], settled):
             # A slice lies elsewhere in each call, so this is asked in each call.
-            return cls(range(len(inputs)), shared, extents=[end - start for start, end in map(interval, inputs)])
+            return cls(settled, shared, extents=[end - start for start, end in map(interval, inputs)])
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
         state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
         if len(state) < 2 or set(state).isdisjoint(signature.mutated):
@@ -66,13 +73,13 @@ class SharingCheck:
         if not arguments:
             return None
         state = [at for at in range(len(inputs)) if at not in set(arguments)]
-        return cls(arguments, overlapping(inputs, arguments), watched=state)
+        return cls(arguments, _shared([*map(interval, inputs)], arguments), watched=state)
 
     def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
         if self._state_of is not None:
             addresses = [*map(_data_ptr, self._state_of(inputs))]
             if addresses != self._addresses:
-                if self._pairs(inputs) != self._shared:
+                if self._found(inputs) != self._shared:
                     return False
                 self._addresses = addresses
         if not self._shared and all(map(is_alone, arguments)):
@@ -81,19 +88,25 @@ class SharingCheck:
         now = (storages, [_data_ptr(inputs[index]) for index in self._watched])
         if now == self._known:
             return True
-        if self._pairs(inputs) != self._shared:
+        if self._found(inputs) != self._shared:
             return False
         given = set(map(id, arguments))
         if _stay_apart(arguments, storages, [tensor for tensor in inputs if id(tensor) not in given]):
             self._known = now
         return True
 
-    def _pairs(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    def _found(self, inputs: Sequence[torch.Tensor]) -> list[Shared]:
         if self._extents is None:
-            return overlapping(inputs, self._written)
+            return _shared([*map(interval, inputs)], self._written)
         starts = map(_data_ptr, inputs)
-        spans = [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)]
-        return overlapping_intervals(spans, self._written)
+        return _shared(
+            [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)], self._written
+        )
+
+
+def _shared(spans: Sequence[Interval], written: Sequence[int]) -> list[Shared]:
+    """The pairs that share bytes of which one is written, with the distance in bytes from the first to the second."""
+    return [(one, other, spans[other][0] - spans[one][0]) for one, other in overlapping_intervals(spans, written)]
 
 
 def _stay_apart(arguments: Sequence[torch.Tensor], storages: Sequence[int], others: Sequence[torch.Tensor]) -> bool:

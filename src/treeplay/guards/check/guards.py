@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -153,20 +153,22 @@ class Guards:
             if table is not None or before is None:
                 comparison.commits.append(functools.partial(self._state.__setitem__, at, id(attributes)))
 
-    def keeps_alive(self) -> bool:
-        """Whether something that a weak reference leads to would be gone, were it not for these guards."""
+    def keeps_alive(self, every: Collection[Guards]) -> bool:
+        """Whether something that a weak reference leads to would be gone, were it not for these guards and `every` other's."""
         dependencies = self._dependencies
-        containers = (*dependencies.tables, *dependencies.items, *dependencies.members)
         met = [weakref.ref.__call__(reference) for reference in dependencies.references]
-        for guard in containers:
+        for guard in dependencies.all_containers():
             met += guard.left_out()
         found = [value for value in met if value is not None]
         if not found:
             return False
-        # What is guarded itself is the program's, unless it would be gone too.
-        guarded = {id(guard.holder) for guard in containers}
-        own = {*map(id, (met, found, *self._own_containers()))} - guarded
-        return one_would_be_gone(found, own, guarded | {id(value) for value, _, _ in dependencies.kinds})
+        guarded, own = set[int](), {id(met), id(found)}
+        for guards in {self, *every}:
+            # What is guarded itself is the program's, unless it would be gone too.
+            guarded |= {id(guard.holder) for guard in guards._dependencies.all_containers()}
+            guarded |= {id(value) for value, _, _ in guards._dependencies.kinds}
+            own |= {*map(id, guards._own_containers())}
+        return one_would_be_gone(found, own - guarded, guarded)
 
     def forget(self) -> None:
         """Hold nothing any more, and no call."""

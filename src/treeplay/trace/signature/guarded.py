@@ -13,7 +13,7 @@ from treeplay.errors import Refusal
 from treeplay.guards.check.guards import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.entries import entry_of, spot_of
+from treeplay.guards.entries import entry_of, hashed, spot_of
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
 from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
@@ -30,7 +30,7 @@ from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Kind, Number, Signature, State, StateContainer, Unread, Watch
+from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 
 
@@ -53,11 +53,31 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     for tensor in (*run.call.tensors, *_state_in(signature)):
         # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
+    compared = _loosen(dependencies, run, signature)
     _add_gradients(dependencies, signature, run)
     guards = Guards(dependencies)
     guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
     guards.unread_arguments = unread
+    guards.compared_with_arguments = compared
     return guards
+
+
+def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) -> dict[int, Place]:
+    """Let others replace tensors of which the run read facts alone. Gives the places, by the tensors' `id`, of those that an
+    argument could be, of whatever size: each call compares it with what is there."""
+    given = {(leaf.dtype, leaf.device, len(leaf.shape)) for leaf in signature.leaves if is_a(leaf, TensorSpec)}
+    constants = {id(item.source.tensor) for item in signature.inputs if isinstance(item.source, Constant)}
+    compared = {}
+    for guard, key, tensor in dependencies.replaceable(but=constants | run.grads_read.keys()):
+        if (tensor.dtype, tensor.device, tensor.dim()) in given:
+            spot = id(guard.holder), hashed(key)
+            place = next((place for place in run.found.tensor_at(tensor) if spot_of(place) == spot), None)
+            if place is None:
+                continue
+            compared[id(tensor)] = place
+        guard.unread.add(key)
+    dependencies.guard_the_way(compared.values())
+    return compared
 
 
 def _walked(run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset[int]]:
@@ -234,12 +254,17 @@ def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | N
     return replace(signature, leaves=leaves, guarded=guards, met=met, called=called)
 
 
-def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Any, TensorSpec], ...]:
-    """The tensors of which facts are guarded, and that an argument could be, by the specs among `leaves`."""
+def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Constant | State, TensorSpec], ...]:
+    """The tensors of which facts are guarded, and that an argument could be, by the specs among `leaves`: each itself, or
+    whichever is in its place."""
     arguments = {leaf for leaf in leaves if type(leaf) is TensorSpec}
     with DisableTorchFunctionSubclass():
         specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
-    return tuple((tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments))
+    met = [(tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments)]
+    places = guards.compared_with_arguments
+    return tuple(
+        (State(places[id(tensor)]) if id(tensor) in places else Constant(tensor), spec) for tensor, spec in met
+    )
 
 
 def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:

@@ -20,7 +20,7 @@ import torch
 from treeplay.guards.entries import users_attributes
 from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
 from treeplay.trace.survey.functions import SurveyedFunctions
-from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
+from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
 from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
@@ -110,7 +110,7 @@ class SurveyedObjects:
             self._walk.iterators.append((needs, place))
         module = str(cls.__module__)
         is_entered = module.startswith(_ENTERED) or is_a(value, threading.local)
-        if module.partition(".")[0] in LIBRARIES and not is_entered:
+        if is_of_library(module) and not is_entered:
             if module.startswith(_KEEPS_CONTAINERS):
                 self._containers(value, place)
             for name in users_attributes(value):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from treeplay.guards.conditions import Asked
+from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
 from treeplay.guards.reads.names import asks_its_own, computes_names, goes_behind
@@ -34,6 +34,7 @@ from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_in, table_of
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
@@ -88,6 +89,10 @@ class Objects:
             del self._named[base]
             self._data_of_class(base)
         self._walk.enter(cls, cls.__qualname__)
+        if is_a(value, ScriptModule):  # whose methods read in C++
+            self._walk.dependencies.data.append(Data(value, label))
+            for name, part in value.named_children():
+                self._walk.enter(part, f"{label}.{name}")
         if is_a(value, torch.optim.Optimizer):
             self._containers.groups_of(value)
         self._attributes(value, table, label)

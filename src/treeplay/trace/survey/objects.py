@@ -19,6 +19,7 @@ import torch
 
 from treeplay.guards.entries import users_attributes
 from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
+from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
@@ -47,8 +48,9 @@ class SurveyedObjects:
 
     def module(self, module: torch.nn.Module, place: Place, needs: Names) -> None:
         """Follow a module."""
-        if is_a(module, torch.jit.ScriptModule):
-            return  # its parameters are in no dictionary of Python's: a trace refuses to use them
+        if is_a(module, ScriptModule):  # its parameters are in no dictionary of Python's: a trace refuses to use them
+            self._walk.found.memories += [(part, place) for part in module.modules()]
+            return
         if not all(is_a(vars(module).get(table), dict) for table in (*MODULE_TABLES, *MODULE_HOOKS)):
             self.instance(module, place, needs)  # made without its constructor
             return

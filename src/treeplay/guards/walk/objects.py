@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import operator
 import sys
 import types
 import weakref
@@ -24,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
-from treeplay.guards.reads.names import asks_its_own, computes_names, goes_behind
+from treeplay.guards.reads.names import ASKING, asks_its_own, computes_names, goes_behind, takes_tables
 from treeplay.guards.reads.reads import WHOLE, ObjectReads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
@@ -47,10 +48,10 @@ class Objects:
         self._walk = walk
         self._containers = containers
         reads = walk.reads
-        asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
         # Torch's own code asks a class for names that it spells out.
-        callers = {code for found in asked for code in found if not code.co_filename.startswith(TORCH)}
-        self._asks_classes = any(map(computes_names, callers))
+        ran = [code for code in (reads.code or {}).values() if not code.co_filename.startswith(TORCH)]
+        callers = {id(code) for name in ASKING for code in reads.builtins.get(f"builtins.{name}", ())}
+        self._asks_classes = any(takes_tables(code) or (id(code) in callers and computes_names(code)) for code in ran)
         self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
@@ -157,13 +158,25 @@ class Objects:
                 continue
             self._classes[base] = None
             self._walk.meet(base)
-            if base is not RemovableHandle:  # which counts all hooks of the process
-                self._data_of_class(base)
+            self._data_of_class(base)
         metaclass: type = type(cls)
         if metaclass is not type and metaclass.__flags__ & HEAP:
             self._walk.enter(metaclass, metaclass.__qualname__)
 
+    def enter_asked_for(self) -> None:
+        """Enter all data of the classes, if what asks by other names than code has was met: an `attrgetter`, or `getattr` in a
+        partial or under another name."""
+        walk = self._walk
+        if not self._asks_classes and not walk.seen.keys().isdisjoint(map(id, (*ASKING.values(), operator.attrgetter))):
+            self._asks_classes = True
+            known = {id(real_table(cls)) for cls in self._classes}
+            walk.dependencies.tables = [table for table in walk.dependencies.tables if id(table.holder) not in known]
+            for cls in list(self._classes):
+                self._data_of_class(cls)
+
     def _data_of_class(self, cls: type) -> None:
+        if cls is RemovableHandle:  # which counts all hooks of the process
+            return
         asks = self._asks_classes
         if asks and cls not in self._of_instances and str(cls.__module__).partition(".")[0] == "torch":
             self._named[cls] = None

@@ -107,6 +107,8 @@ class Reach:
         self._go_on()
         self._namespaces.enter_imports()
         self._go_on()
+        self._objects.enter_asked_for()
+        self._go_on()
         # Last of all: now no name is added any more.
         self._namespaces.guard()
         for key in walk.twice & found.containers.keys():

@@ -106,3 +106,20 @@ def test_an_attribute_of_an_object_that_hides_one_of_the_class_with_two_undersco
     yield lambda x: x * value.__scale__ - 1
     value.__scale__ = 5.0
     yield
+
+
+@follows()
+def test_an_attribute_of_a_property_of_a_class_of_ones_own() -> Story:
+    class Kept(property):
+        scale = 0.0
+
+    class Value:
+        @Kept
+        def doubled(self) -> float:
+            return 2.0
+
+    held: Any = Value.doubled
+    held.scale = 2.0
+    yield lambda x: x * Value.doubled.scale - Value().doubled
+    held.scale = 5.0
+    yield

@@ -16,7 +16,6 @@ import io
 import operator
 import sys
 import types
-import weakref
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.scripts import ScriptModule
-from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_of, table_of
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -77,7 +76,7 @@ class Objects:
             self._kept_by_user(value, label)
             return
         table = table_of(value)
-        if not cls.__flags__ & HEAP and not is_a(value, CONTAINERS):
+        if not cls.__flags__ & HEAP and not is_a(value, (*CONTAINERS, types.SimpleNamespace, BaseException)):
             self._foreign(value, label)
             if table is None:
                 return
@@ -112,7 +111,7 @@ class Objects:
         if table is None:
             return
         if WHOLE in names:
-            self._walk.guard_table(table, f"{label}.")
+            self._walk.guard_table(table, f"{label}.", self._untaken(value, table))
             return
         kept = tuple(name for name in names if name in table or not is_found_on(type(value), name))
         if kept:
@@ -123,6 +122,12 @@ class Objects:
                     is_part = is_a(value, torch.nn.Module) and name in MODULE_TABLES
                     self._walk.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
 
+    def _untaken(self, value: Any, table: dict[str, Any]) -> set[str]:
+        """The iterators in a namespace, whose reads nobody sees, from which the run took nothing: no code has their names."""
+        if type(value) is not types.SimpleNamespace or self._asks_classes:
+            return set()
+        return {name for name, entry in table.items() if is_iterator(entry) and name not in self._walk.names}
+
     def _names_read(self, value: Any) -> dict[str, None]:
         """The attributes of an object that may have been read; among them `WHOLE` if that is any."""
         reads = self._walk.reads
@@ -131,16 +136,13 @@ class Objects:
         return reads.names(value, also_assigned=self._walk.also_assigned)
 
     def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
-        for cls in type(value).__mro__:
-            for name in slots_in(cls) if cls.__flags__ & HEAP else ():
-                if names is None or name in names:
-                    ask = functools.partial(getattr, value, name, ABSENT)
-                    self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
+        for name in slots_of(value):
+            if names is None or name in names:
+                ask = functools.partial(getattr, value, name, ABSENT)
+                self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
-        if is_a(value, weakref.ProxyTypes):
-            return
         if is_iterator(value) and not is_a(value, io.IOBase):
             if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
                 self._walk.iterators.append((value, label))

@@ -24,7 +24,7 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_of, table_of
 from treeplay.values.place import How, Place, root
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
@@ -111,7 +111,7 @@ class SurveyedObjects:
         if (is_iterator(value) and not is_a(value, io.IOBase)) or hands_items_out(value):
             self._walk.iterators.append((needs, place))
         module = str(cls.__module__)
-        is_entered = module.startswith(_ENTERED) or is_a(value, threading.local)
+        is_entered = module.startswith(_ENTERED) or is_a(value, (threading.local, BaseException))
         if is_of_library(module) and not is_entered:
             if module.startswith(_KEEPS_CONTAINERS):
                 self._containers(value, place)
@@ -174,10 +174,9 @@ class SurveyedObjects:
         self._of_class(value, place)
 
     def _slots(self, value: Any, place: Place, needs: Names) -> None:
-        for cls in type(value).__mro__:
-            for name in slots_in(cls) if "__slots__" in cls.__dict__ else ():
-                here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
-                self._walk.enter_place(here, needs | {name})
+        for name in slots_of(value):
+            here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+            self._walk.enter_place(here, needs | {name})
 
     def _of_class(self, value: Any, place: Place) -> None:
         """Plain values that the user's classes give to their instances."""

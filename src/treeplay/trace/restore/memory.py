@@ -1,5 +1,5 @@
 """What a program keeps in memory that holds no objects, as it was before a trace: NumPy arrays, `array`, `bytearray`,
-`memoryview`, ctypes, `StringIO` and `BytesIO`; and in context variables.
+`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables, and in the attributes of scripted modules.
 
 A trace runs the program's Python, which may write there, as `counts[0] += 1` does. What differs afterwards is put back, and
 tells that the program writes what no replay would write.
@@ -19,6 +19,7 @@ import torch
 
 from treeplay.guards.memory import BUFFERS, base_of, held, size_of, text_of
 from treeplay.torch_seam.fakes import has_data
+from treeplay.torch_seam.scripts import ScriptModule, attributes_of, set_attribute
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Place
 from treeplay.values.same import is_same
@@ -73,7 +74,7 @@ def _nbytes(value: Any) -> int | None:
     if _is_array(value):
         # What is in fields that hold objects cannot be compared without asking these.
         return size_of(value) if value.flags.writeable and not _has_objects_in_fields(value) else None
-    if is_a(value, contextvars.ContextVar):
+    if is_a(value, (contextvars.ContextVar, ScriptModule)):
         return 0
     if is_a(value, BUFFERS):
         return size_of(value)
@@ -92,6 +93,8 @@ def _content(value: Any) -> Any:
     """What is in it, to be compared; None where it does not show that."""
     if is_a(value, contextvars.ContextVar):
         return value.get(_ABSENT)
+    if is_a(value, ScriptModule):
+        return held(value), attributes_of(value)
     if not _is_array(value):
         try:
             return held(value)
@@ -105,6 +108,8 @@ def _is_same(value: Any, before: Any) -> bool:
     now = _content(value)
     if is_a(value, contextvars.ContextVar):
         return is_same(now, before)
+    if is_a(value, ScriptModule):
+        return bool(now[0] == before[0])
     if now is None:  # closed, or given back by the run
         return True
     if not _is_array(before):
@@ -117,6 +122,9 @@ def _fill(value: Any, before: Any) -> None:
     if is_a(value, contextvars.ContextVar):
         if before is not _ABSENT:  # nothing but what has set it can make it absent again
             value.set(before)
+    elif is_a(value, ScriptModule):
+        for name, attribute in before[1].items():
+            set_attribute(value, name, attribute)
     elif is_a(value, BUFFERS):
         _fill_buffer(value, *before)
     elif _is_array(before):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from treeplay.guards.check.guards import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import entry_of, hashed, spot_of
-from treeplay.guards.outside import never_the_same, settings_asked, threads_started
+from treeplay.guards.outside import never_the_same, seeds_asked, settings_asked, threads_started
 from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
@@ -28,6 +28,7 @@ from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
+from treeplay.values.location import Location
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
@@ -124,18 +125,27 @@ def _check_called(reads: Reads) -> None:
 def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
     """Each thing that a run called and no replay can make up for."""
     for find, why, advice in _NOT_IN_A_REPLAY:
-        found = find(reads.builtins)
+        found = find(reads)
         if found is not None:
             name, where = found
             yield Reason(name, why, advice, where)
 
 
-_NOT_IN_A_REPLAY = (
-    (threads_started, "starts a thread, and what a thread does is in no recording", "start it outside of the program"),
+_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], tuple[str, Location] | None], str, str], ...] = (
     (
-        never_the_same,
+        lambda reads: threads_started(reads.builtins),
+        "starts a thread, and what a thread does is in no recording",
+        "start it outside of the program",
+    ),
+    (
+        lambda reads: never_the_same(reads.builtins),
         "is asked by the program and gives another answer each time, so a recording would freeze this one",
         "ask outside of the program, and pass what it gives as a tensor",
+    ),
+    (
+        lambda reads: seeds_asked(reads.methods, (reads.code or {}).values()),
+        "is asked by the program, and a trace gives generators seeds of its own",
+        "ask outside of the program, and pass the seed as an argument",
     ),
 )
 

@@ -4,6 +4,7 @@ that may be any."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from treeplay.observe.shown import shown
 from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import as_float, is_float
+from treeplay.trace.signature.make import mentions
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How
 from treeplay.values.signature import Input, Number, is_integer_of_64_bits
@@ -113,6 +115,15 @@ class Branches(Condition):
         else:
             text.require(f"{expression} == {expected!r}")
 
+    @property
+    def names(self) -> set[str]:
+        """The numbers that it is about."""
+        return {number.name for number in self.numbers if mentions(self.guard.expression, number.name)}
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether it has its outcome for these values of the numbers, by name."""
+        return bool(_answer(self.guard.expression, {"abs": abs, **values}) == self.guard.expected)
+
     def difference(self, call: Call) -> Mismatch | None:
         found = {number.name: current(number.place, call) for number in self.numbers}
         if not all(IsNumber(number).fits(found[number.name]) for number in self.numbers):
@@ -121,5 +132,5 @@ class Branches(Condition):
         outcome = _answer(self.guard.expression, {"abs": abs, **values})
         if outcome == self.guard.expected:
             return None
-        names = ", ".join(str(number.place) for number in self.numbers if number.name in self.guard.expression)
+        names = ", ".join(str(number.place) for number in self.numbers if number.name in self.names)
         return Mismatch(names, f"a value for which {self.guard}", shown(outcome))

@@ -15,7 +15,8 @@ from treeplay.guards.reads.names import names_within, strings_within, values_wit
 from treeplay.observe.lines import is_own_or_text
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
-LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy", "triton"}
+_OF_SETTINGS = {"types", "argparse"}
+LIBRARIES = (sys.stdlib_module_names - _OF_SETTINGS) | {"torch", "treeplay", "numpy", "triton"}
 
 
 class _Mark(enum.Enum):
@@ -71,5 +72,5 @@ def is_users_class(cls: type) -> bool:
 def origin(cls: type) -> Names:
     """What values in objects of a class need, for being there."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    is_interactive = cls.__module__ == "__main__"  # which may have no file
-    return ALWAYS if is_interactive or (file is not None and is_own_or_text(file)) else FOREIGN
+    is_users = cls.__module__ in {"__main__", *_OF_SETTINGS}  # the first may have no file
+    return ALWAYS if is_users or (file is not None and is_own_or_text(file)) else FOREIGN

@@ -42,7 +42,7 @@ from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.modes import without_function_modes
 from treeplay.trace.call import Call
-from treeplay.trace.log import LoggedCall
+from treeplay.trace.observe import Log
 from treeplay.trace.opaque.program import Prepared, Rehearsed, prepare
 from treeplay.trace.raised import program_raised
 from treeplay.trace.turn import Busy
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from treeplay.trace.any_size import Changing
 
 
-def record(program: Callable[..., Any], call: Call, first_run: list[LoggedCall], *, lower: str, name: str) -> Recording:
+def record(program: Callable[..., Any], call: Call, first_run: Log, *, lower: str, name: str) -> Recording:
     """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`."""
     seconds: dict[str, float] = {}
     try:
@@ -87,7 +87,7 @@ def record(program: Callable[..., Any], call: Call, first_run: list[LoggedCall],
 def run_stages(
     program: Callable[..., Any],
     call: Call,
-    first_run: list[LoggedCall],
+    first_run: Log,
     seconds: dict[str, float],
     *,
     lower: str,
@@ -159,7 +159,7 @@ def rehearsed(prepared: Prepared, device: Device) -> Rehearsed:
 def record_for_all_sizes(
     program: Callable[..., Any],
     call: Call,
-    first_run: list[LoggedCall],
+    first_run: Log,
     changing: Changing,
     *,
     name: str,

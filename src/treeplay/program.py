@@ -93,10 +93,10 @@ class Jitted(Generic[P, R]):
         # Not `self`, which is to go when it is dropped.
         program, lower, name = self.__wrapped__, self._lower, self._name
 
-        def record(call: Any, log: list[Any]) -> Recording:
+        def record(call: Any, log: Any) -> Recording:
             return driver.record(program, call, log, lower=lower, name=name)
 
-        def make_for_all_sizes(call: Any, log: list[Any], changing: Any) -> Any:
+        def make_for_all_sizes(call: Any, log: Any, changing: Any) -> Any:
             return driver.record_for_all_sizes(program, call, log, changing, name=name)
 
         watch = plain_run if lower == "capture" else observe

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
-from treeplay.errors import Differing
+from treeplay.errors import Differing, Refusal
 from treeplay.lower.aten.storage import writes_folded
 from treeplay.lower.functional import draws_often
 from treeplay.lower.inductor.lowering import keeps_draws_in_order
@@ -29,11 +29,17 @@ from treeplay.settings import settings
 from treeplay.trace.call import Call
 from treeplay.trace.going_on import EagerReads
 from treeplay.trace.jit import trace
-from treeplay.trace.log import LoggedCall, first_difference, other_operators, takes_large_layers
+from treeplay.trace.log import first_difference, other_operators, takes_large_layers
+from treeplay.trace.observe import Log
+from treeplay.trace.survey.recordable import plain_values_of
 from treeplay.trace.traced import Trace
 from treeplay.tree.audit import Audit
 from treeplay.values.overlap import overlapping, overlaps_itself
+from treeplay.values.place import How, Place
 from treeplay.values.plan import Plan
+from treeplay.values.same import is_same
+from treeplay.values.signature import Signature, may_be_input
+from treeplay.wrap.conditions_on_numbers import Branches
 from treeplay.wrap.found import current_inputs
 
 
@@ -55,7 +61,7 @@ class Front:
 def run_front(
     program: Callable[..., Any],
     call: Call,
-    first_run: list[LoggedCall],
+    first_run: Log,
     seconds: dict[str, float],
     *,
     lower: str,
@@ -73,11 +79,13 @@ def run_front(
         traced = retrace(call)
     with timed("compare", seconds):
         difference = first_difference(first_run, traced.log)
-        if difference is None and call.has_numbers:
+        if difference is not None and not _went_otherwise(first_run, program, call, traced.signature):
+            raise Differing(replace(difference, may_pass=True))
+        if call.has_numbers:
             # A symbol in the place of a number has another type, which the program may have asked for.
             difference = other_operators(retrace(call.plain()).log, traced.log)
-    if difference is not None:
-        raise Differing(replace(difference, may_pass=True))
+            if difference is not None:
+                raise Refusal(replace(difference, may_pass=True))
     audit = Audit(traced, retrace, seconds["trace"])
     with timed("plan", seconds):
         device = device_of(traced)
@@ -85,6 +93,24 @@ def run_front(
         inputs = current_inputs(traced.signature, call)
         check_can_be_taken_back(traced, inputs)
         return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device), audit)
+
+
+def _went_otherwise(first_run: Log, program: Callable[..., Any], call: Call, signature: Signature) -> bool:
+    """Whether Python went another way in the first run, by what is compared on each call: it took a branch otherwise on numbers
+    that are inputs, or began with another flag or name. The numbers of that run say nothing of this one then."""
+    began_with = first_run.began_with
+    now = plain_values_of(program, call)
+    both = [(was, now[place]) for place, was in began_with.items() if place in now]
+    if any(not (may_be_input(was) or may_be_input(is_now) or is_same(was, is_now)) for was, is_now in both):
+        return True
+    were = {number.name: began_with.get(_key(number.place)) for number in signature.numbers}
+    were = {name: value for name, value in were.items() if may_be_input(value)}
+    branches = [Branches(guard, signature.numbers) for guard in signature.guards]
+    return not all(branch.is_met(were) for branch in branches if branch.names <= were.keys())
+
+
+def _key(place: Place) -> Any:
+    return place.key if place.how is How.ARGUMENT else place.trail
 
 
 def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: torch.device) -> Plan:

@@ -16,8 +16,7 @@ from treeplay.record.differentiable import run_wrap
 from treeplay.record.front import Front, run_front
 from treeplay.trace.call import Call, call_of
 from treeplay.trace.going_on import EagerReads
-from treeplay.trace.log import LoggedCall
-from treeplay.trace.observe import observe
+from treeplay.trace.observe import Log, observe
 from treeplay.trace.traced import Trace
 from treeplay.tree.keys.key import label_of, make_key
 from treeplay.values.plan import Plan
@@ -89,7 +88,7 @@ def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable
     return CheckOutcome(call, traced=traced, plan=plan, backward=backward)
 
 
-def _front(program: Callable[..., Any], call: Call, log: list[LoggedCall], reads: EagerReads) -> Front:
+def _front(program: Callable[..., Any], call: Call, log: Log, reads: EagerReads) -> Front:
     """The stages up to the plan, with what the program counts as inputs."""
     while True:
         try:

@@ -58,8 +58,13 @@ def numpy_asks(meet: Callable[..., Any]) -> Iterator[None]:
     alone would take the symbol for any object, and its own number for one of Python's of another precision."""
     with contextlib.ExitStack() as stack:
         for owner in (torch.SymFloat, torch.SymInt):
-            stack.enter_context(_asks(owner, meet))
+            stack.enter_context(_asks(owner, "__array_ufunc__", meet))
         yield
+
+
+def integers_rounded(rounded: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """`round` of a symbolic integer gives `rounded(symbol, digits)`, and not the symbol whatever the digits."""
+    return _asks(torch.SymInt, "__round__", rounded)
 
 
 @contextlib.contextmanager
@@ -87,18 +92,18 @@ def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[No
 
 
 @contextlib.contextmanager
-def _asks(owner: Any, meet: Callable[..., Any]) -> Iterator[None]:
-    before = vars(owner).get("__array_ufunc__")
+def _asks(owner: Any, method: str, answer: Callable[..., Any]) -> Iterator[None]:
+    before = vars(owner).get(method)
 
     def asked(*args: Any, **kwargs: Any) -> Any:
-        return meet(*args, **kwargs)
+        return answer(*args, **kwargs)
 
     stand_in(asked, ABSENT if before is None else before)
-    owner.__array_ufunc__ = asked
+    setattr(owner, method, asked)
     try:
         yield
     finally:
         if before is None:
-            del owner.__array_ufunc__
+            delattr(owner, method)
         else:
-            owner.__array_ufunc__ = before
+            setattr(owner, method, before)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,15 +21,19 @@ from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.run.layouts import Question, answer, question
 from treeplay.trace.run.recurrent import asked_of
 from treeplay.trace.run.tape import content
+from treeplay.trace.survey.recordable import plain_values_of
+from treeplay.values.place import Trail
 
 aten = torch.ops.aten
 _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 
 
 class Log(list[LoggedCall]):
-    """The operators of a run. `failure` is an error of ours that ended it: the program went on, unlogged."""
+    """The operators of a run. `failure` is an error of ours that ended it: the program went on, unlogged. `began_with`: the
+    plain values that the program read as it began, by the way to each; numbers among the arguments by their leaf."""
 
     failure: Exception | None = None
+    began_with: Mapping[Trail | int, Any] = MappingProxyType({})
 
 
 class Observer(TorchDispatchMode):
@@ -93,6 +98,10 @@ def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
     What the program raises comes out as it is, and so do errors of ours never.
     """
     observer = Observer()
+    try:
+        observer.log.began_with = plain_values_of(program, call)
+    except Exception as error:
+        observer.log.failure = error
     # The mode belongs to this thread.
     # Under it compiled functions run as plain Python: Dynamo, if it saw that, would never compile them again.
     with (

@@ -142,8 +142,8 @@ class CallRecorder:
                 # What is counted on each call was found first: it may be all that is in the way.
                 if self._answers.cache.keys.state.add(reason.counted):
                     raise _CountsUp from reason
-                # What is known to have changed makes the difference, and not the numbers of the state.
-                is_other = has_changed and isinstance(reason, Differing) and not call.numbers
+                # Something else makes the difference, and not the numbers of the state.
+                is_other = isinstance(reason, Differing) and not call.numbers
                 if call.has_numbers and not is_other:
                     raise _NumbersStay(reason.needed) from reason
             raise

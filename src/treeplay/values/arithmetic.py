@@ -17,6 +17,7 @@ FORMS: dict[Any, str] = {
     operator.neg: "-{}",
     abs: "abs({})",
     float: "float({})",
+    round: "round({}, {})",
     operator.eq: "{} == {}",
     operator.ne: "{} != {}",
     operator.lt: "{} < {}",

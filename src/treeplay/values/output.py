@@ -81,9 +81,11 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A number that Python computes on each call, by an expression over the numbers that are inputs."""
+    """A number that Python computes on each call, by an expression over the numbers that are inputs. `cls`: of which class it
+    is then, if of none of Python's."""
 
     expression: str
+    cls: type | None = None
 
 
 OutputRef = Fresh | SameAsInput | View | Static | Computed

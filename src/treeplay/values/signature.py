@@ -7,6 +7,7 @@ numbers ───┘                        └─▶ writes (slots such as `.gr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -115,6 +116,7 @@ class Number:
     place: Place
     value: float  # or an integer
     is_input: bool = True  # whether the graph reads it; else only a guard does
+    is_exact: bool = True  # whether a float of NumPy's is another number than one of Python's
 
 
 def is_integer_of_64_bits(value: object) -> bool:
@@ -122,9 +124,15 @@ def is_integer_of_64_bits(value: object) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
+def is_numpys_float(value: object) -> bool:
+    """Whether a value is a float of NumPy's, in Python's precision."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.float64
+
+
 def may_be_input(value: object) -> bool:
     """Whether a value is a number that a graph can be given."""
-    return type(value) is float or is_integer_of_64_bits(value)
+    return type(value) is float or is_integer_of_64_bits(value) or is_numpys_float(value)
 
 
 @dataclass(frozen=True, slots=True)

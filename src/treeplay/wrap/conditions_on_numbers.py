@@ -4,6 +4,7 @@ that may be any."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ from treeplay.observe.shown import shown
 from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import as_float, is_float
+from treeplay.trace.signature.make import mentions
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.place import How
 from treeplay.values.signature import Input, Number, is_integer_of_64_bits
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.structure import as_written
@@ -76,27 +77,27 @@ class IsNumber(Condition):
     number: Number
 
     def write(self, text: CallText) -> None:
-        name, convert = self.number.name, text.use("as_float", as_float)
+        name, value = self.number.name, self.number.value
         text.add(f"{name} = {text.value(self.number.place)}")
-        if type(self.number.value) is int:
-            text.require(f"{text.use('is_integer_of_64_bits', is_integer_of_64_bits)}({name})")
-        elif self.number.place.how is How.ARGUMENT:
-            text.require(f"type({name}) is float")
-        else:
-            text.add(f"if type({name}) is not float: {name} = {convert}({name})")  # raises
+        if type(value) is int:
+            text.require(f"type({name}) is int and {-(2**63)} <= {name} <= {2**63 - 1}")
+        elif self.number.is_exact:
+            text.require(f"type({name}) is {'float' if type(value) is float else text.constant(type(value))}")
+        if type(value) is not int and not (self.number.is_exact and type(value) is float):
+            text.add(f"if type({name}) is not float: {name} = {text.use('as_float', as_float)}({name})")  # raises
 
     def difference(self, call: Call) -> Mismatch | None:
         found = current(self.number.place, call)
         if self.fits(found):
             return None
-        wanted = "a float" if type(self.number.value) is float else "an integer of 64 bits"
+        wanted = "an integer of 64 bits" if type(self.number.value) is int else f"a {type(self.number.value).__name__}"
         return Mismatch(str(self.number.place), wanted, shown(found))
 
     def fits(self, value: object) -> bool:
         """Whether a value may be given for the number."""
         if type(self.number.value) is int:
             return is_integer_of_64_bits(value)
-        return type(value) is float if self.number.place.how is How.ARGUMENT else is_float(value)
+        return type(value) is type(self.number.value) if self.number.is_exact else is_float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,15 @@ class Branches(Condition):
         else:
             text.require(f"{expression} == {expected!r}")
 
+    @property
+    def names(self) -> set[str]:
+        """The numbers that it is about."""
+        return {number.name for number in self.numbers if mentions(self.guard.expression, number.name)}
+
+    def is_met(self, values: Mapping[str, Any]) -> bool:
+        """Whether it has its outcome for these values of the numbers, by name."""
+        return bool(_answer(self.guard.expression, {"abs": abs, **values}) == self.guard.expected)
+
     def difference(self, call: Call) -> Mismatch | None:
         found = {number.name: current(number.place, call) for number in self.numbers}
         if not all(IsNumber(number).fits(found[number.name]) for number in self.numbers):
@@ -121,5 +131,5 @@ class Branches(Condition):
         outcome = _answer(self.guard.expression, {"abs": abs, **values})
         if outcome == self.guard.expected:
             return None
-        names = ", ".join(str(number.place) for number in self.numbers if number.name in self.guard.expression)
+        names = ", ".join(str(number.place) for number in self.numbers if number.name in self.names)
         return Mismatch(names, f"a value for which {self.guard}", shown(outcome))

@@ -26,7 +26,7 @@ from treeplay.codegen import Source, list_of, tuple_of
 from treeplay.codegen.idioms import NO_GRAD, note_writes, switched
 from treeplay.errors import DidNotPass, TakenBack
 from treeplay.torch_seam import flags
-from treeplay.values.output import Static
+from treeplay.values.output import Computed, Static
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Argument, Gone, Kind, Signature, State, StateContainer, Write
 from treeplay.values.spec import TensorSpec
@@ -145,6 +145,9 @@ class _CallEmitter(CallText):
         self.apart()
         for condition in of_numbers(self.signature):
             condition.write(self)
+        for ref in self.signature.values:
+            if isinstance(ref, Computed):
+                expression_of(self, ref)  # which raises where the program does, as for a quotient
 
     def keep_state(self, guards: Any) -> None:
         """Find the state that the guards tell of, and compare it where it is in two places, once for all calls."""

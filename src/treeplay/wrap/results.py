@@ -26,8 +26,8 @@ def expression_of(text: CallText, ref: Ref) -> str:
             return text.inputs[index]
         case Static(value):
             return text.literal(value)
-        case Computed(expression):
-            return f"({expression})"
+        case Computed(expression, cls):
+            return text.once(key, f"({expression})" if cls is None else f"{text.constant(cls)}({expression})")
         case GivenContainer(name):
             return name
         case StateContainer(place):

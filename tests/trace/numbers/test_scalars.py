@@ -11,7 +11,8 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import TORCH
-from treeplay.trace.numbers.scalars import Scalar, ScalarWorld, scalar_of, symbolic
+from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
+from treeplay.trace.numbers.world import ScalarWorld
 
 
 @pytest.fixture
@@ -32,6 +33,8 @@ def number(world: ScalarWorld, value: float = 3.0, text: str | None = "s0") -> A
         (lambda s: s / 4, "(s0 / 4.0)", 0.75),
         (lambda s: 2.0**s, "(2.0 ** s0)", 8.0),
         (lambda s: abs(-s), "abs((-s0))", 3.0),
+        (lambda s: round(s / 7, 2), "round((s0 / 7.0), 2)", 0.43),
+        (lambda s: round(s / 7), "round((s0 / 7.0), None)", 0),
     ],
 )
 def test_arithmetic_builds_an_expression(world: ScalarWorld, make: Callable[..., Any], text: str, value: float) -> None:
@@ -83,3 +86,38 @@ def test_a_symbol_prints_its_expression(world: ScalarWorld) -> None:
 def test_a_program_that_makes_a_text_of_a_symbol_gets_the_number_which_is_guarded(world: ScalarWorld) -> None:
     value = number(world)
     assert f"{1 - value}" == repr(1 - float(value)) and "(1.0 - s0)" in world.guards
+
+
+def integer(world: ScalarWorld, value: int = 3) -> Any:
+    return symbolic(Scalar(world, text="s0", value=value, node=world.graph.placeholder("s0"), integer=True))
+
+
+def test_the_outcome_of_a_comparison_counts_as_an_integer(world: ScalarWorld) -> None:
+    counted = scalar_of(integer(world) + (number(world) > 2.0))
+    assert counted is not None and (counted.text, counted.value, counted.cls) == ("(s0 + 1)", 4, int)
+    assert {str(guard) for guard in world.guards.values()} == {"(s0 > 2.0) is True"}
+
+
+def test_what_is_computed_of_constants_alone_is_one(world: ScalarWorld) -> None:
+    both = scalar_of((number(world) > 2.0) + (number(world) > 1.0))
+    assert both is not None and (both.text, both.node) == ("(1 + 1)", 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "fits", "is_asked"),
+    [
+        (lambda s: s, 2**63 - 1, True, False),
+        (lambda s: s % 7, 2**63 - 1, True, False),
+        (lambda s: s + 1, 3, True, True),
+        (lambda s: s + 1, 2**63 - 1, False, False),
+        (lambda s: s**2, -(2**32), False, False),
+        (lambda s: s / 2, 2**63 - 1, True, False),
+    ],
+)
+def test_an_integer_that_may_leave_64_bits_is_asked_for(
+    world: ScalarWorld, make: Callable[..., Any], value: int, fits: bool, is_asked: bool
+) -> None:
+    scalar = scalar_of(make(integer(world, value)))
+    assert scalar is not None and scalar.fits is fits
+    asked = [guard for guard in world.guards.values() if "<=" in guard.expression]
+    assert [guard.expected for guard in asked] == [True] * is_asked

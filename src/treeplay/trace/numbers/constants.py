@@ -62,6 +62,6 @@ class Constants:
         scalar = scalar_of(number)
         with self._tape.fake_mode:
             fake = aten.full.default(shape, 0, **options)
-        given = (shape, number if scalar is None else scalar.node)
+        given = (shape, number if scalar is None else self._tape.number(scalar))
         self._tape.add_tensor(fake, self._tape.call(aten.full.default, given, options, where=user_location()), {})
         return self._tape.values[id(fake)]

@@ -13,72 +13,28 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from threading import get_ident
-from types import CodeType
 from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.errors import Refusal
-from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import OURS, TORCH, user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
+from treeplay.trace.numbers.numpy_numbers import as_pythons, numpys_class
+from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.values.arithmetic import COMPARISONS, FORMS, literal
+from treeplay.values.signature import is_integer_of_64_bits
 
 SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarGuard:
-    """A Python expression over the scalar inputs `s0, s1, ...` and the value it must keep."""
-
-    expression: str
-    expected: bool | float
-
-    def __str__(self) -> str:
-        return f"{self.expression} is {self.expected}"
-
-
-@dataclass(slots=True)
-class ScalarWorld:
-    """What one trace knows of its symbolic numbers: the graph they are written to and the guards they left."""
-
-    graph: torch.fx.Graph
-    guards: dict[str, ScalarGuard] = field(default_factory=dict)
-    reads: Reads | None = None  # which is not to note what we do ourselves
-    thread: int = field(default_factory=get_ident)
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether this thread traces. Another one that comes across a number finds today's value, and leaves no mark."""
-        return get_ident() == self.thread
-
-    def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
-        """A node of the graph for a call."""
-        node: torch.fx.Node = self._unnoted(lambda: self.graph.call_function(fn, args))
-        return node
-
-    def guard(self, text: str, expected: bool | float) -> None:
-        """Remember that `text` was decided to be `expected`."""
-        if text not in self.guards:
-            self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected)))
-
-    def _unnoted(self, do: Callable[[], Any]) -> Any:
-        was_noting = self.reads is not None and self.reads.pause()
-        try:
-            return do()
-        finally:
-            if self.reads is not None and was_noting:
-                self.reads.resume()
 
 
 class Scalar:
     """A node for `torch.SymFloat` and `torch.SymBool`: value today, text of the expression, and its graph node.
 
     `text` is an expression over the scalar inputs, or None for a number that depends on a tensor's value; such
-    a number has no value while tracing, and Python may not branch on it.
+    a number has no value while tracing, and Python may not branch on it. `is_numpys`: eager has one of NumPy's classes there,
+    which is computed with as one of Python's, in the same precision.
     """
 
     constant = None
@@ -92,6 +48,7 @@ class Scalar:
         node: torch.fx.Node | float | bool,
         boolean: bool = False,
         integer: bool = False,
+        is_numpys: bool = False,
     ) -> None:
         self.world = world
         self.text = text
@@ -99,6 +56,7 @@ class Scalar:
         self.node = node
         self.boolean = boolean
         self.integer = integer
+        self.is_numpys = is_numpys
         if integer and isinstance(node, torch.fx.Node):
             node.meta["is_integer"] = True
 
@@ -148,7 +106,7 @@ class Scalar:
         return self
 
     def wrap_int(self, number: int) -> Scalar:
-        return self._constant(number, integer=True) if self.integer else self._constant(float(number))
+        return self._constant(float(number) if self.is_float() else int(number))
 
     def wrap_float(self, number: float) -> Scalar:
         return self._constant(number)
@@ -156,8 +114,37 @@ class Scalar:
     def wrap_bool(self, number: bool) -> Scalar:
         return self._constant(number)
 
-    def _constant(self, number: float, *, boolean: bool = False, integer: bool = False) -> Scalar:
-        return Scalar(self.world, text=literal(number), value=number, node=number, boolean=boolean, integer=integer)
+    def _constant(self, number: Any, *, boolean: bool = False) -> Scalar:
+        known = as_pythons(number)
+        return Scalar(
+            self.world,
+            text=literal(known),
+            value=known,
+            node=known,
+            boolean=boolean,
+            integer=type(known) is int,
+            is_numpys=known is not number,
+        )
+
+    def beside(self, number: Any) -> torch.SymFloat | torch.SymInt:
+        """A number of NumPy's, to compute with."""
+        return symbolic(self._constant(number))
+
+    @property
+    def cls(self) -> type:
+        """The class of the number that it stands for."""
+        cls = bool if self.boolean else int if self.integer else float
+        return numpys_class(cls) if self.is_numpys else cls
+
+    @property
+    def fits(self) -> bool:
+        """Whether an operator may take it today, for which each call asks: torch's integers have 64 bits, and Python's any."""
+        if not self.integer or self.text is None or not _may_leave(self.node):
+            return True
+        is_met = is_integer_of_64_bits(self.value)
+        if is_met and self.world.is_mine:
+            self.world.guard(f"({-(2**63)} <= {self.text} <= {2**63 - 1})", expected=True)
+        return is_met
 
     # Where a plain value is needed.
     def guard_float(self, file: str, line: int) -> float:
@@ -217,17 +204,19 @@ class Scalar:
         is_given = known or not others
         # Numbers of tensors have no value: any will do, since `_decide` refuses to tell it.
         value: float | bool = fn(*(each.value for each in of)) if is_given else False if boolean else 1.0
-        integer = type(value) is int
         if not self.world.is_mine:
-            return self._constant(value, boolean=boolean, integer=integer)
+            return self._constant(value, boolean=boolean)
+        # Of constants, as the outcome of a comparison is one in arithmetic, there is nothing to compute in the graph.
+        nodes = [each.node for each in of]
         words = FORMS[fn].format(*texts)
         return Scalar(
             self.world,
-            text=None if not known else words if fn in (abs, float) else f"({words})",
+            text=None if not known else words if fn in (abs, float, round) else f"({words})",
             value=value,
-            node=self.world.call(fn, *(each.node for each in of)),
+            node=self.world.call(fn, *nodes) if any(isinstance(node, torch.fx.Node) for node in nodes) else value,
             boolean=boolean,
-            integer=integer,
+            integer=type(value) is int,
+            is_numpys=any(each.is_numpys for each in of),
         )
 
     def pos(self) -> Scalar:
@@ -235,6 +224,15 @@ class Scalar:
 
     def sym_float(self) -> Scalar:
         return self._computed(float) if self.integer else self
+
+    def round(self, ndigits: Any = None) -> Scalar:
+        """As `round` does; digits before the point are all that an integer loses."""
+        if self.integer and (ndigits is None or ndigits >= 0):
+            return self
+        digits = plain(ndigits)
+        if self.text is None or self.is_numpys:  # whose floats round in another way
+            return self._constant(round(self.cls(self._decide()), digits))
+        return self._computed(round, Scalar(self.world, text=repr(digits), value=digits, node=digits))
 
 
 def _install(name: str, fn: Callable[..., Any]) -> None:
@@ -246,7 +244,7 @@ def _install(name: str, fn: Callable[..., Any]) -> None:
 
 setattr(Scalar, "str", Scalar.__str__)  # torch's name for it; as a `def` it would hide the type in the class  # noqa: B010
 _METHODS = {
-    **{fn.__name__: fn for fn in FORMS if fn is not float},
+    **{fn.__name__: fn for fn in FORMS if fn not in (float, round)},
     "float_truediv": operator.truediv,
     "int_truediv": operator.truediv,
     "int_floordiv": operator.floordiv,
@@ -263,6 +261,13 @@ def symbolic(scalar: Scalar) -> torch.SymFloat | torch.SymInt:
     return torch.SymInt(scalar) if scalar.integer else torch.SymFloat(scalar)
 
 
+def given_number(world: ScalarWorld, name: str, value: Any, node: torch.fx.Node) -> torch.SymFloat | torch.SymInt:
+    """What stands for a number that is an input called `name`."""
+    known = as_pythons(value)
+    is_numpys = known is not value
+    return symbolic(Scalar(world, text=name, value=known, node=node, integer=type(known) is int, is_numpys=is_numpys))
+
+
 def value_of(number: Any) -> Any:
     """What a number is in this call; nothing is guarded."""
     scalar = scalar_of(number)
@@ -274,7 +279,7 @@ def plain(value: Any) -> Any:
     scalar = scalar_of(value)
     if scalar is None:
         return value
-    return int(value) if scalar.integer else float(value)
+    return bool(value) if scalar.boolean else int(value) if scalar.integer else float(value)
 
 
 def scalar_of(value: object) -> Scalar | None:
@@ -286,10 +291,11 @@ def scalar_of(value: object) -> Scalar | None:
     return None
 
 
-def class_for(number: Any, code: CodeType) -> type | None:
-    """The class of the number that a symbolic one stands for, if it is the program that asks; None if it is torch or we."""
-    # Without `isinstance`, which asks this function.
-    if code.co_filename.startswith((TORCH, OURS)) or type(number.node) is not Scalar:
-        return None
-    scalar: Scalar = number.node
-    return bool if scalar.boolean else int if scalar.integer else float
+def _may_leave(node: Any) -> bool:
+    """Whether an integer that is computed, of some that have 64 bits, may have more."""
+    if not isinstance(node, torch.fx.Node):
+        return not is_integer_of_64_bits(node)
+    if node.op == "placeholder":
+        return False
+    rest = node.args[1] if node.target is operator.mod else None
+    return rest is None or _may_leave(rest)

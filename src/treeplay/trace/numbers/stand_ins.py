@@ -39,8 +39,8 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
     def symbol(place: Place, value: Any) -> Any:
         if not is_float(value):
             return value
-        numbers.append(Number(f"s{len(numbers)}", place, value))
-        return run.tracer.add_scalar(numbers[-1].name, float(value))
+        numbers.append(Number(f"s{len(numbers)}", place, value, is_exact=False))
+        return run.tracer.add_scalar(numbers[-1].name, value)
 
     for optimizer in run.found.optimizers:
         for here, group in run.found.groups_of(optimizer):

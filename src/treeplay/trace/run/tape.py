@@ -19,6 +19,7 @@ from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, mem
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of, unusual
 from treeplay.trace.log import LoggedCall
+from treeplay.trace.numbers.scalars import Scalar
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
@@ -153,6 +154,14 @@ class TraceTape:
         node = self.graph.call_function(func, args, kwargs)
         node.meta["where"] = where
         return node
+
+    def number(self, scalar: Scalar) -> Any:
+        """What stands for a number where an operator takes it, or where it is stored as one of a device's size."""
+        if not scalar.fits:
+            self.is_too_early = self.refusal is None
+            why = f"is {scalar.value} in this call, which 64 bits do not hold"
+            raise self.refuse("number", why, "keep it in a float, or in the range of a tensor's integers")
+        return scalar.node
 
     def add(self, out: Any, node: torch.fx.Node, handles: Mapping[int, torch.Tensor]) -> Any:
         """What Python gets for a result, or for the parts of one: a few operators give lists among their results.

@@ -38,7 +38,8 @@ from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
 from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_number
-from treeplay.trace.numbers.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
+from treeplay.trace.numbers.scalars import Scalar, given_number, plain, scalar_of, symbolic
+from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators, generator_in
 from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
@@ -209,7 +210,7 @@ class Tracer(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 return self._value(leaf, func, where).node
             scalar = scalar_of(leaf)
-            return leaf if scalar is None else scalar.node
+            return leaf if scalar is None else self.tape.number(scalar)
 
         return convert
 
@@ -262,8 +263,7 @@ class Tracer(TorchDispatchMode):
 
     def add_scalar(self, name: str, value: float) -> torch.SymFloat | torch.SymInt:
         """A symbolic number that is an input of the graph, called `name`."""
-        node = self.tape.placeholder(name)
-        return symbolic(Scalar(self.world, text=name, value=value, node=node, integer=type(value) is int))
+        return given_number(self.world, name, value, self.tape.placeholder(name))
 
     def _read_on_host(self, func: Any, args: Any, where: Location | None) -> Any:
         tensor = args[0]

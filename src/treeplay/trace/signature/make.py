@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from treeplay.trace.traced import TracedRun
 from treeplay.trace.training.hooks import HookTables, has_hooks
 from treeplay.trace.training.scaling import idle_scalers
 from treeplay.values.kinds import is_a
+from treeplay.values.output import Computed
 from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
     Alias,
@@ -31,6 +33,7 @@ from treeplay.values.signature import (
     Unread,
     Watch,
     Write,
+    values_in,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
@@ -52,7 +55,15 @@ def make_signature(
     inputs = tuple(_input(seen, index, names, run) for index, seen in enumerate(tape.inputs))
     read = {node.target for node in tape.graph.nodes if node.op == "placeholder"}
     # Also those that nothing was computed from: the program may have asked for the type of one, or whether it is None.
-    numbers = tuple(dataclasses.replace(number, is_input=number.name in read) for number in (*run.numbers, *run.given))
+    stored = [value.expression for value in values_in(refs, writes) if isinstance(value, Computed)]
+    numbers = tuple(
+        dataclasses.replace(
+            number,
+            is_input=number.name in read,
+            is_exact=number.is_exact or any(mentions(text, number.name) for text in stored),
+        )
+        for number in (*run.numbers, *run.given)
+    )
     watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run))
     identities = tuple(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
@@ -126,7 +137,7 @@ def stays_true(holder: Any, name: str, label: str) -> Watch:
 
 def mentions(text: str, name: str) -> bool:
     """Whether an expression over symbolic numbers has one of this name in it."""
-    return name in text.replace("(", " ").replace(")", " ").replace("-", " ").split()
+    return re.search(rf"\b{name}\b", text) is not None
 
 
 def _hook_watch(run: TracedRun) -> Iterator[Watch]:

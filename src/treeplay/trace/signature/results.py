@@ -62,7 +62,10 @@ class Results(References):
                 "returns or stores a number that a replay could not compute",
                 "return what it is computed from, and compute it after the call",
             )
-        return Computed(scalar.text)
+        if not scalar.is_numpys:
+            return Computed(scalar.text)
+        self.tracer.tape.number(scalar)  # where NumPy's would wrap around
+        return Computed(scalar.text, scalar.cls)
 
     def _take_in_inputs(self) -> None:
         for seen in self.tracer.tape.inputs[len(self._inputs) :]:

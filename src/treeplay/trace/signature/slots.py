@@ -17,7 +17,7 @@ from treeplay.trace.survey.found import GONE
 from treeplay.trace.survey.given import given_name
 from treeplay.trace.training.scaling import is_bookkeeping
 from treeplay.values.flatten import LeafTest, containers, flatten
-from treeplay.values.output import Computed, Static
+from treeplay.values.output import Static
 from treeplay.values.place import How, Place, Trail
 from treeplay.values.same import is_value
 from treeplay.values.signature import Number, Write, may_be_input
@@ -37,9 +37,8 @@ def find_writes(
             continue
         if but is not None and (change.place in inputs or change.place.trail in but):
             continue
-        number = _computed(change, inputs)
-        if number is not None:
-            writes.append(Write(change.place, number))
+        if _is_computed(change, inputs):
+            writes.append(Write(change.place, results.value(change.after)))
             continue
         try:
             with results.storing(change.place, snapshot.line_of_change):
@@ -73,12 +72,11 @@ def _check_let_go(writes: Sequence[Write], results: References, snapshot: Snapsh
             step = step.parent
 
 
-def _computed(change: Change, inputs: Mapping[Place, Number]) -> Computed | None:
-    """The number that the program has computed, from numbers that are inputs, for a place that is one too or was not read."""
+def _is_computed(change: Change, inputs: Mapping[Place, Number]) -> bool:
+    """Whether the program has computed a number, from such as are inputs, for a place that is one too or was not read."""
     scalar = scalar_of(change.after)
-    if scalar is None or scalar.text is None or not may_be_input(change.before):
-        return None
-    return Computed(scalar.text) if change.place in inputs or change.is_blind else None
+    is_known = scalar is not None and scalar.text is not None and may_be_input(change.before)
+    return is_known and (change.place in inputs or change.is_blind)
 
 
 def _is_read_anew(change: Change, inputs: Mapping[Place, Number]) -> bool:
@@ -94,7 +92,8 @@ def _counted(snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Iterator[Tra
     """The ways to places that are no inputs yet, of numbers instead of which there are others now."""
     for change in snapshot.changes():
         after, trail = value_of(change.after), change.place.trail
-        is_other = after is not change.before and may_be_input(change.before) and may_be_input(after)
+        # A symbol is another one also where it happens to be the same number today.
+        is_other = change.after is not change.before and may_be_input(change.before) and may_be_input(after)
         if is_other and change.place not in inputs and trail is not None:
             yield trail
 

@@ -15,8 +15,9 @@ from treeplay.guards.reads.names import names_within, strings_within, values_wit
 from treeplay.observe.lines import is_own_or_text, is_users
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
+_OF_SETTINGS = {"types", "argparse"}
+_STANDARD = sys.stdlib_module_names - _OF_SETTINGS
 _LIBRARIES = frozenset({"torch", "treeplay", "numpy", "triton"})
-_STANDARD = sys.stdlib_module_names - {"types", "argparse"}
 
 
 class _Mark(enum.Enum):
@@ -82,5 +83,5 @@ def is_users_class(cls: type) -> bool:
 def origin(cls: type) -> Names:
     """What values in objects of a class need, for being there."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    is_interactive = cls.__module__ == "__main__"  # which may have no file
-    return ALWAYS if is_interactive or (file is not None and is_own_or_text(file)) else FOREIGN
+    is_own = cls.__module__ in {"__main__", *_OF_SETTINGS}  # the first may have no file
+    return ALWAYS if is_own or (file is not None and is_own_or_text(file)) else FOREIGN

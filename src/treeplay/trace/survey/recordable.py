@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import find_given
 from treeplay.trace.survey.program import survey
 from treeplay.values.kinds import PLAIN, is_a, is_leaf
-from treeplay.values.place import How, Place
+from treeplay.values.place import How, Place, Trail
+from treeplay.values.signature import may_be_input
 from treeplay.values.structure import as_written, classes_in, paths
 
 
@@ -21,6 +23,15 @@ def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
     objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
     return survey(program, [*objects, *classes_in(call.structure)])
+
+
+def plain_values_of(program: Callable[..., Any], call: Call) -> dict[Trail | int, Any]:
+    """The plain values that `program` reads now, by the way to each, and the numbers among its arguments, by their leaf; none
+    where a survey is refused, as the trace will be."""
+    values: dict[Trail | int, Any] = {at: leaf for at, leaf in enumerate(call.leaves) if may_be_input(leaf)}
+    with suppress(Refusal):
+        values.update(survey_call(program, call).plain_values())
+    return values
 
 
 def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:

@@ -1,0 +1,57 @@
+"""What one trace knows of its symbolic numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.guards.reads.reads import Reads
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarGuard:
+    """A Python expression over the scalar inputs `s0, s1, ...` and the value it must keep."""
+
+    expression: str
+    expected: bool | float
+
+    def __str__(self) -> str:
+        return f"{self.expression} is {self.expected}"
+
+
+@dataclass(slots=True)
+class ScalarWorld:
+    """What one trace knows of its symbolic numbers: the graph they are written to and the guards they left."""
+
+    graph: torch.fx.Graph
+    guards: dict[str, ScalarGuard] = field(default_factory=dict)
+    reads: Reads | None = None  # which is not to note what we do ourselves
+    thread: int = field(default_factory=get_ident)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread traces. Another one that comes across a number finds today's value, and leaves no mark."""
+        return get_ident() == self.thread
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
+        """A node of the graph for a call."""
+        node: torch.fx.Node = self._unnoted(lambda: self.graph.call_function(fn, args))
+        return node
+
+    def guard(self, text: str, expected: bool | float) -> None:
+        """Remember that `text` was decided to be `expected`."""
+        if text not in self.guards:
+            self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected)))
+
+    def _unnoted(self, do: Callable[[], Any]) -> Any:
+        was_noting = self.reads is not None and self.reads.pause()
+        try:
+            return do()
+        finally:
+            if self.reads is not None and was_noting:
+                self.reads.resume()

@@ -1,0 +1,274 @@
+"""What a program computes of numbers that vary: as Python and NumPy compute it, of their classes, in a replay too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from support import assert_same, jit
+
+
+class Counts:
+    """Numbers that a program counts, and what it made of them."""
+
+    def __init__(self) -> None:
+        self.n, self.a, self.made = 0, 1.3, None
+        self.hits: Any = 0
+
+
+Compute = Callable[[int, float], Any]
+COMPARISONS: dict[str, Compute] = {
+    "sum": lambda n, a: sum([n > 2, n > 4]),
+    "of two": lambda n, a: (n > 2) + (n > 4),
+    "scaled": lambda n, a: 3 * (n > 4) - 1,
+    "beside an integer": lambda n, a: n * (n > 4) - n,
+    "beside a float": lambda n, a: a - (n > 4),
+    "as it is": lambda n, a: n > 4,
+}
+ROUNDED: dict[str, Compute] = {
+    "tens": lambda n, a: round(n * 7, -1),
+    "a whole number": lambda n, a: round(n, 2) - round(n),
+    "digits": lambda n, a: round(a * 1.37, 2),
+    "to a whole number": lambda n, a: round(a * 1.37),
+    "a float to tens": lambda n, a: round(a * 13.7, -1),
+}
+NUMPYS: dict[str, Compute] = {
+    "integer behind": lambda n, a: n + numpy.int64(2),
+    "integer before": lambda n, a: numpy.int64(2) - n,
+    "float behind": lambda n, a: n - numpy.float64(2),
+    "float before": lambda n, a: numpy.float64(2) - a,
+    "integer beside a float": lambda n, a: a - numpy.int64(3),
+    "quotient of integers": lambda n, a: n / numpy.int64(7),
+    "what is made of one": lambda n, a: (n + numpy.int64(2)) * 0.5 - 1,
+    "of fewer bits": lambda n, a: n - numpy.int8(2),
+    "truth": lambda n, a: n - numpy.bool_(True),
+    "an array of one": lambda n, a: n - numpy.array(2.5),
+    "function of one": lambda n, a: numpy.negative(a),
+    "function of two": lambda n, a: numpy.subtract(n, 2),
+    "outcome of a comparison": lambda n, a: (0 + (n > 4)) * numpy.int64(3),
+    "comparison": lambda n, a: n > numpy.float64(4),
+    "class": lambda n, a: 2.0 if isinstance(a * numpy.float64(2), numpy.float64) else 3.0,
+    "rounded": lambda n, a: round(a * numpy.float64(1.37), 1),
+    "rounded in NumPy's way": lambda n, a: round(numpy.float64(2.675) + n, 2),
+    "rounded to a whole number": lambda n, a: round(a * numpy.float64(1.37)),
+    "power": lambda n, a: numpy.int64(2) ** n - n ** numpy.float64(0.5),
+    "divided by zero": lambda n, a: numpy.float64(1) / (n - 5),
+}
+ALL = {
+    f"{kind}, {name}": compute
+    for kind, every in {"comparisons": COMPARISONS, "rounded": ROUNDED, "numpy": NUMPYS}.items()
+    for name, compute in every.items()
+}
+
+
+def beside_eager(
+    program: Callable[[Counts, Tensor], Tensor], change: Callable[[Counts, int], None] | None = None
+) -> Any:
+    """What jit tells of calls beside an eager twin: the same results, and in state the same values of the same classes."""
+    mine, twin = Counts(), Counts()
+    step = jit(lambda x: program(mine, x), on_refusal="eager")
+    for call in range(10):
+        if change is not None:
+            change(mine, call)
+            change(twin, call)
+        x = torch.arange(3.0) + call
+        assert_same(step(x), program(twin, x))
+        assert [*map(repr, vars(mine).values())] == [*map(repr, vars(twin).values())]
+    return step.statistics()
+
+
+@pytest.mark.parametrize("what", ALL)
+def test_what_is_stored_is_of_the_class_that_eager_stores(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n, s.a = s.n + 1, s.a * 1.1
+        s.made = ALL[what](s.n, s.a)
+        return x - 1
+
+    beside_eager(program)
+
+
+@pytest.mark.parametrize("what", ALL)
+def test_what_an_operator_is_given(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n, s.a = s.n + 1, s.a * 1.1
+        return x * ALL[what](s.n, s.a) - 1
+
+    beside_eager(program)
+
+
+def test_comparisons_are_counted() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        s.hits += s.n > 3
+        return x * s.hits - 1
+
+    assert beside_eager(program).replays >= 7
+
+
+@pytest.mark.parametrize("what", ["rounded, tens", "rounded, digits", "numpy, integer behind", "numpy, float before"])
+def test_it_takes_one_recording(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n, s.a = s.n + 1, s.a * 1.1
+        s.made = ALL[what](s.n, s.a)
+        return x * s.made - 1
+
+    found = beside_eager(program)
+    assert (found.recordings, found.refusals) == (1, 0)
+
+
+def test_what_is_rounded_feeds_the_next_call() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.a = round(s.a * 1.37, 2)
+        return x * s.a - 1
+
+    assert beside_eager(program).recordings == 1
+
+
+def test_a_float_of_numpys_counts() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.hits = s.hits * 0.5 + 1
+        return x * s.hits - 1
+
+    def change(s: Counts, call: int) -> None:
+        if call == 0:
+            s.hits = numpy.float64(3)
+
+    found = beside_eager(program, change)
+    assert (found.recordings, found.refusals) == (1, 0)
+
+
+def test_a_float_of_numpys_in_place_of_one_of_pythons() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.a = s.a * 0.5
+        return x * s.a - 1
+
+    def change(s: Counts, call: int) -> None:
+        if call in (4, 8):
+            s.a = (numpy.float64 if call == 4 else float)(0.7)
+
+    assert beside_eager(program, change).replays >= 6
+
+
+def test_a_rate_of_numpys_that_the_program_sets() -> None:
+    kept: list[list[str]] = []
+    for wrap in (lambda step: step, jit):
+        param = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([param], lr=0.1)
+
+        def step(x: Tensor, param: Any = param, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            (param * x).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= 0.9
+            return param.detach() - 1
+
+        run, told = wrap(step), []
+        for call in range(8):
+            if call == 4:
+                optimizer.param_groups[0]["lr"] = numpy.float64(0.3)
+            told.append(f"{run(torch.arange(2.0)).tolist()} {optimizer.param_groups[0]['lr']!r}")
+        kept.append(told)
+    assert kept[0] == kept[1]
+
+
+FLOATS, INTEGERS = torch.arange(3.0), torch.arange(3)
+LEAVING: dict[str, tuple[Callable[[Tensor, int], Tensor], Tensor, list[int]]] = {
+    "power": (lambda x, n: x * n**2 - 1, FLOATS, [1, 2, 3, 2**31, -(2**40), 2**33, 4]),
+    "power, integers": (lambda x, n: x * n**2 - 1, INTEGERS, [1, 2, 3, 2**31, -(2**40), 2**33, 4]),
+    "product": (lambda x, n: x * (n * 2**62) - 1, FLOATS, [1, -1, -2, 2, 3, -3, 0, 4, 1]),
+    "sum": (lambda x, n: x + n * 2, INTEGERS, [1, 2, 3, 2**62, -(2**62), 2**63 - 1, 4]),
+    "filled": (lambda x, n: x.clone().fill_(n * 2), INTEGERS, [1, 2, 3, 2**62, -(2**62) - 1, 5]),
+    "scale": (lambda x, n: torch.add(x, x, alpha=n * 2 - 1), INTEGERS, [1, 2, 3, 2**62, 2**62 + 1, -(2**62), 5]),
+    "rounded": (lambda x, n: x + round(n, -2), INTEGERS, [149, 250, 2**63 - 1, 350]),
+    "tensor of numbers": (lambda x, n: x + torch.tensor([n * 2, n]), INTEGERS[:2], [1, 2, 3, 2**62, 5]),
+}
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.compile)])
+@pytest.mark.parametrize("what", LEAVING)
+def test_integers_that_leave_64_bits_do_what_eager_does(what: str, lower: str) -> None:
+    program, x, numbers = LEAVING[what]
+    step = jit(program, lower=lower, on_refusal="eager")
+    for n in numbers:
+        assert outcome(lambda n=n: step(x, n)) == outcome(lambda n=n: program(x, n))
+    assert step.statistics().replays > 0
+
+
+def outcome(call: Callable[[], Tensor]) -> Any:
+    try:
+        return call().tolist()
+    except (ValueError, OverflowError, RuntimeError) as error:
+        return type(error), str(error)
+
+
+DIVIDING: dict[str, Compute] = {
+    "quotient": lambda n, a: 1.0 / (n - 5),
+    "remainder": lambda n, a: 7 % (n - 5),
+    "power": lambda n, a: (a * 1e200) ** (n - 4),
+    "rounded": lambda n, a: round(a * 10.0 ** (60 * n) * 1e9),
+}
+
+
+@pytest.mark.parametrize("what", DIVIDING)
+def test_arithmetic_that_raises_does_so_as_in_eager(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        try:
+            s.made = DIVIDING[what](s.n, s.a)
+        except ArithmeticError as error:
+            s.made = type(error)
+        return x - 1
+
+    beside_eager(program)
+
+
+def test_arithmetic_that_raises_leaves_state_as_eager_does() -> None:
+    mine, twin = Counts(), Counts()
+
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        s.a = 1.0 / (s.n - 5)
+        return x * s.a - 1
+
+    def call(run: Callable[[], Tensor]) -> Any:
+        try:
+            return run().tolist()
+        except ZeroDivisionError as error:
+            return str(error)
+
+    step = jit(lambda x: program(mine, x), on_refusal="eager")
+    for _ in range(9):
+        assert call(lambda: step(FLOATS)) == call(lambda: program(twin, FLOATS))
+        assert (mine.n, mine.a) == (twin.n, twin.a)
+    assert step.statistics().replays >= 5
+
+
+def test_an_integer_that_left_64_bits_in_state_comes_back() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        return x * (s.n * 2**40) - 1
+
+    def change(s: Counts, call: int) -> None:
+        if call in (5, 7):
+            s.n = 2**22 if call == 5 else 1
+
+    def with_exceptions(s: Counts, x: Tensor) -> Tensor:
+        try:
+            return program(s, x)
+        except OverflowError:
+            return x - 2
+
+    assert beside_eager(with_exceptions, change).replays >= 5
+
+
+def test_a_remainder_needs_no_condition() -> None:
+    step = jit(lambda x, n: x * (n**3 % 7) - 1)
+    for n in range(6):
+        step(FLOATS, n)
+    (source,) = step.sources()
+    assert "<= ((" not in source

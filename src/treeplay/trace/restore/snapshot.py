@@ -25,6 +25,7 @@ from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import bare, fill
 from treeplay.trace.restore.line_of_change import line_of_change
 from treeplay.trace.restore.memory import MemoryBefore
+from treeplay.trace.restore.parts import PartsBefore
 from treeplay.trace.restore.random_sources import RandomSources
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.run.gradients import Gradients
@@ -75,6 +76,7 @@ class Snapshot:
         self._autocast = autocast_state()
         self._random = RandomSources(found.kept)
         self._memory = MemoryBefore(found.memories, tensors.values())
+        self._parts = PartsBefore(found)
 
     def line_of_change(self, place: Place) -> Location | None:
         """The user's line that changed what is in a place; None where that is not known."""
@@ -94,9 +96,11 @@ class Snapshot:
                 yield replace(change, is_blind=True) if is_blind else change
         for place in self._memory.changed(self._may_have_written):
             yield Change(place, ShownText("what it held"), ShownText("something else"))
+        for part in self._parts.changed(self._may_have_set):
+            yield Change(*part)
         for place, content in self._cells:
             now = place.read_or(GONE)
-            if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
+            if now is not content and self._may_have_set(place, now):
                 yield Change(place, content, now)
         with DisableTorchFunctionSubclass():
             ours = [item for item in self._grads.values() if self._is_our_gradient(*item)]
@@ -136,6 +140,7 @@ class Snapshot:
         undo.add("putting modes back", self._restore_modes)
         undo.add("putting versions back", partial(self._restore_versions, versions=versions))
         undo.add("putting gradients back", partial(each, self._grads.values(), self._restore_gradient))
+        undo.add("putting parts back", partial(self._parts.put_back, self._may_have_set))
         undo.add("putting single values back", partial(each, self._cells, self._restore_cell))
         undo.add("putting containers back", partial(each, self._containers, self._put_back))
         error = undo.run()
@@ -144,7 +149,7 @@ class Snapshot:
 
     def _restore_cell(self, place: Place, content: Any) -> None:
         now = place.read_or(GONE)
-        if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
+        if now is not content and self._may_have_set(place, now):
             _remove(place) if content is GONE else place.write(content)
 
     def _restore_gradient(self, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
@@ -210,6 +215,9 @@ class Snapshot:
 
     def _may_have_written(self, memory: Any) -> bool:
         return self.whose is None or self.whose.may_have_written(memory)
+
+    def _may_have_set(self, place: Place, now: Any) -> bool:
+        return self.whose is None or self.whose.may_have_set(place, now)
 
     def _may_have_drawn(self, source: Any) -> bool:
         return self.whose is None or self.whose.may_have_drawn(source)

@@ -1,4 +1,4 @@
-"""What a user has put on an object of a library's class, and what such an object keeps, is state as what is on the user's own."""
+"""What a user has put on an object of a library, and what such an object keeps, is state as what is on the user's own."""
 
 from __future__ import annotations
 

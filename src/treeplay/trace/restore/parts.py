@@ -1,5 +1,5 @@
-"""What objects, classes and functions are made of besides data, as it was before a trace: the class of an object, the bases and
-methods of a class, the code and defaults of a function.
+"""What objects, classes, functions and modules are made of besides data, as it was before a trace: the class of an object, the
+bases and methods of a class, the code and defaults of a function, the names in a namespace.
 
 The class of an object is a slot, as an attribute is: each replay assigns it. The rest no replay assigns.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from treeplay.guards.entries import matters
+from treeplay.guards.entries import is_of_the_program, matters
 from treeplay.observe.shown import ShownText
 from treeplay.sandbox.teardown import each
 from treeplay.trace.survey.found import GONE, Survey
@@ -29,8 +29,13 @@ class PartsBefore:
         self._found = found
         self._cells = {(id(place.holder), place.key) for place, _ in found.cells}
         self._objects = [(value, type(value)) for value in found.kept if _may_become_another(value)]
-        kept = (value for value in found.kept if is_a(value, (type, FunctionType)))
-        self._others = [(value, self._parts_of(value)) for value in kept]
+        kept = [value for value in found.kept if is_a(value, (type, FunctionType))]
+        self._others = [(value, self._parts_of(value)) for value in (*kept, *found.namespaces.values())]
+
+    def take_in(self, namespace: dict[str, Any]) -> None:
+        """Note a namespace that the run is about to be given."""
+        if all(value is not namespace for value, _ in self._others):
+            self._others.append((namespace, self._parts_of(namespace)))
 
     def changed(self, is_ours: Callable[[Place, Any], bool]) -> Iterator[Part]:
         """The parts that are others now by the program's doing, to be told: only of classes a replay can make what they are."""
@@ -55,16 +60,20 @@ class PartsBefore:
         for value, parts in self._others:
             now = self._parts_of(value)
             for name in [name for name in {**parts, **now} if parts.get(name, GONE) is not now.get(name, GONE)]:
-                of = root(value, value.__qualname__)
-                place = of.child(How.ATTRIBUTE, value, name, f"{of}.{name}")
+                is_namespace = is_a(value, dict)
+                of = root(value, str(value.get("__name__", "globals")) if is_namespace else value.__qualname__)
+                place = of.child(How.ITEM if is_namespace else How.ATTRIBUTE, value, name, f"{of}.{name}")
                 if is_ours(place, now.get(name, GONE)):
                     yield place, parts.get(name, GONE), now.get(name, GONE)
 
     def _parts_of(self, value: Any) -> dict[str, Any]:
         if is_a(value, FunctionType):
             return {name: getattr(value, name) for name in _OF_FUNCTIONS}
-        entries = {name: entry for name, entry in dict(vars(value)).items() if matters((), True, name)}
-        entries |= {"__bases__": value.__bases__}
+        if is_a(value, dict):
+            entries = {name: entry for name, entry in dict.copy(value).items() if is_of_the_program(name)}
+        else:
+            entries = {name: entry for name, entry in dict(vars(value)).items() if matters((), True, name)}
+            entries |= {"__bases__": value.__bases__}
         return {name: entry for name, entry in entries.items() if (id(value), name) not in self._cells}
 
 
@@ -74,6 +83,12 @@ def _may_become_another(value: Any) -> bool:
 
 
 def _put_back(place: Place, before: Any, _: Any) -> None:
+    if place.how is How.ITEM:
+        if before is GONE:
+            dict.pop(place.holder, place.key, None)
+        else:
+            dict.__setitem__(place.holder, place.key, before)
+        return
     # Past what its own class, or a metaclass, does when something is assigned.
     base: Any = type if is_a(place.holder, type) and place.key != "__class__" else object
     if before is GONE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -139,24 +139,52 @@ def _check_iterators(findings: Findings) -> None:
         )
 
 
+def put_back_stores(run: TracedRun) -> None:
+    """Undo what the run assigned to attributes of modules, and of objects that were there before, where nothing else does; they
+    are noted in `run.unseen`."""
+    known, kept = _places_known(run), {id(value) for value in run.found.kept}
+    for key, noted in run.reads.objects.items():
+        if key in kept or isinstance(noted.object, ModuleType):
+            for name, before in noted.assigned.items():
+                if not known(noted.object, name) and entry_of(noted.object, name) is not before:
+                    _put_back(noted.object, name, before)
+                    run.unseen.append((noted.object, name))
+
+
 def _check_unseen_stores(findings: Findings, run: TracedRun) -> None:
-    """Refuse a program that changed an object which nothing puts back, and undo it; or a module, if only by the same again."""
-    known = {(id(place.holder), place.key) for place, _ in run.found.cells}
+    """Refuse a program that changed an object which no replay changes, and undo it; or a module, if only by the same again."""
+    known = _places_known(run)
+    changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
+    for value, name, before in changed:
+        _put_back(value, name, before)
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
-    in_modules = [(noted.object, *item) for noted in modules for item in noted.assigned.items()]
-    for value, name, before in (*findings.changed, *in_modules):
-        if id(vars(value)) in run.found.containers or (id(vars(value)), name) in known:
-            continue
-        if before is ABSENT:
-            vars(value).pop(name, None)
-        else:
-            vars(value)[name] = before
+    in_modules = [(noted.object, name) for noted in modules for name in noted.assigned if not known(noted.object, name)]
+    for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
         raise Refusal.of(
             f"{type(value).__name__}.{name}",
             "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
             "change it outside of the program, or keep the object in an attribute, a closure or a global",
             noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
         )
+
+
+def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
+    """Tells whether an attribute of an object is among the places that a trace puts back and a replay may assign."""
+    cells = {(id(place.holder), place.key) for place, _ in run.found.cells}
+
+    def is_known(value: Any, name: str) -> bool:
+        table = table_of(value)
+        return table is None or id(table) in run.found.containers or (id(table), name) in cells
+
+    return is_known
+
+
+def _put_back(value: Any, name: str, before: Any) -> None:
+    table = vars(value)
+    if before is ABSENT:
+        table.pop(name, None)
+    else:
+        table[name] = before
 
 
 def stores_unread(run: TracedRun) -> set[tuple[int, str]]:

@@ -10,6 +10,13 @@ import pytest
 
 from treeplay.trace.restore.sets import SetBefore, _is_known
 
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process without other threads, which earlier tests may have left."""
+    monkeypatch.setattr("treeplay.trace.restore.sets.has_company", lambda: False)
+
+
 ITEMS: dict[str, Callable[[random.Random], Any]] = {
     "small integers": lambda draw: draw.randrange(100),
     "integers": lambda draw: draw.randrange(-(1 << 40), 1 << 40),

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiers import (
-    TIER,
-    WITHOUT_COMPILER,
-    CompilerGate,
-    assembly_of_earlier_runs,
-    compiled_code_of_this_run,
-    quick_linker,
-    sort_into_tiers,
-)
+from tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, quick_linker, sort_into_tiers
 
 if TYPE_CHECKING:
     from support.interpreters import FreshPython
@@ -35,12 +27,7 @@ GATE = CompilerGate()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any process of this run imports torch or a test."""
-    kept = getattr(config, "cache", None)  # there is none with `-p no:cacheprovider`
-    for lent in (
-        compiled_code_of_this_run(os.environ),
-        quick_linker(os.environ),
-        assembly_of_earlier_runs(os.environ, kept and kept.mkdir("assembly")),
-    ):
+    for lent in (compiled_code_of_this_run(os.environ), quick_linker(os.environ)):
         lent.__enter__()
         config.add_cleanup(partial(lent.__exit__, None, None, None))
     GATE.install()

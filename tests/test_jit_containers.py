@@ -364,3 +364,60 @@ def test_a_recording_keeps_no_argument_alive(make: Any) -> None:
         recorded(given)
         del given
         assert alive() is None
+
+
+class Made:
+    """As a distribution: what is made in each call holds a tuple that is a default."""
+
+    def __init__(self, mean: torch.Tensor, shape: tuple[int, ...] = (1, 2)) -> None:
+        self.mean = mean
+        self.shape = shape
+
+
+PLACES: dict[str, Callable[[Any, Made], None]] = {
+    "attribute": lambda held, made: setattr(held, "made", made),
+    "dict": lambda held, made: held.by_name.update(made=made),
+    "list": lambda held, made: held.in_order.__setitem__(0, made),
+    "namespace": lambda held, made: setattr(held.inner, "made", made),
+}
+
+
+class Holding:
+    def __init__(self) -> None:
+        self.made: Made | None = None
+        self.by_name, self.in_order, self.inner = {}, [None], SimpleNamespace(made=None)  # type: ignore[var-annotated]
+
+    def all(self) -> list[Made]:
+        return [each for each in (self.made, *self.by_name.values(), *self.in_order, self.inner.made) if each]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_object_that_is_made_and_stored_in_each_call_may_hold_a_tuple_of_all(name: str) -> None:
+    held, weight = Holding(), torch.randn(2, 2)
+
+    def act(x: torch.Tensor) -> torch.Tensor:
+        PLACES[name](held, Made(x @ weight))
+        return x * 2 - 1
+
+    fast = jit(act, on_refusal="raise")
+    for _ in range(6):
+        x = torch.randn(3, 2)
+        assert torch.equal(fast(x), x * 2 - 1)
+        (made,) = held.all()
+        assert torch.equal(made.mean, x @ weight) and made.shape is Made.__init__.__defaults__[0]  # type: ignore[index]
+    assert fast.statistics().recordings <= 2 and fast.statistics().replays >= 4
+
+
+def test_what_an_object_of_the_call_before_holds_is_read_where_it_is_now() -> None:
+    held, twin, weight = Holding(), Holding(), torch.randn(2, 2)
+
+    def act(of: Holding, x: torch.Tensor) -> torch.Tensor:
+        before = of.by_name.get("made")
+        of.by_name["made"] = Made(x @ weight)
+        return x * 2 - (before.mean if before is not None else 1)
+
+    fast = treeplay.jit(lambda x: act(held, x), lower="aten")
+    with pytest.warns(UserWarning, match="from this Made to this Made"):
+        for _ in range(6):
+            x = torch.randn(3, 2)
+            assert torch.equal(fast(x), act(twin, x))

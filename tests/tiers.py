@@ -16,12 +16,10 @@ a part of the tests that are left at once, and a thousand that take no time behi
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -39,9 +37,6 @@ TIER = pytest.StashKey[str]()
 _SKIPPED = "skipped"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 WHERE_LINKERS_ARE = "COMPILER_PATH"
-KEPT = "TREEPLAY_TESTS_ASSEMBLY"
-"""The folder with the assembly of earlier runs; set in all processes of a run."""
-_MOST_DAYS = 14
 _LIBRARIES = "torch", "torch_cpu", "torch_python"
 """With which Inductor links what it compiles, in this order."""
 
@@ -191,79 +186,3 @@ exec {gold} "$@"
 """
     )
     linker.chmod(0o755)
-
-
-@contextmanager
-def assembly_of_earlier_runs(environment: MutableMapping[str, str], kept: Path | None) -> Iterator[None]:
-    """gcc takes the assembly of a source from the folder `kept` if an earlier run compiled the same with the same flags: for
-    most tests that start Inductor this is four fifths of their time. All that Inductor itself does is done in each run."""
-    if kept is None or KEPT in environment:
-        yield
-        return
-    before = environment.get(WHERE_LINKERS_ARE)
-    _forget_old(kept)
-    with tempfile.TemporaryDirectory(prefix="treeplay-tests-") as folder:
-        compiler = Path(folder, "cc1plus")
-        compiler.write_text(_KEEPING_COMPILER)
-        compiler.chmod(0o755)
-        environment[KEPT] = str(kept)
-        environment[WHERE_LINKERS_ARE] = folder if before is None else os.pathsep.join((folder, before))
-        yield
-        del environment[KEPT]
-        if before is None:
-            del environment[WHERE_LINKERS_ARE]
-        else:
-            environment[WHERE_LINKERS_ARE] = before
-
-
-def _forget_old(kept: Path) -> None:
-    """What no run has used for some time: random programs are others in each."""
-    oldest = time.time() - _MOST_DAYS * 24 * 3600
-    for file in kept.iterdir():
-        try:
-            if file.stat().st_mtime < oldest:
-                file.unlink()
-        except FileNotFoundError:  # another run has
-            continue
-
-
-# The name of a precompiled header holds the contents of all that it includes, the flags and the release of the compiler: see
-# `_precompile_header` in torch/_inductor/codecache.py. So what is compiled with one is known by its flags and its source; what
-# is compiled without one is compiled each time. Where files lie is another in each run. Nobody reads warnings, of which the
-# headers for vectors give a thousand lines each time.
-_KEEPING_COMPILER = f"""\
-#!/bin/sh
-real() {{
-    path=$(unset {WHERE_LINKERS_ARE}; "$COLLECT_GCC" -print-prog-name=cc1plus) && "$path" "$@"
-}}
-header= source= result= last= flags=
-for word in "$@"; do
-    case "$last" in
-    -o) result=$word ;;
-    -dumpdir | -dumpbase | -dumpbase-ext | -auxbase-strip) ;;
-    *)
-        case "$word" in
-        *.cpp) source=$source$word ;;
-        *)
-            flags="$flags $word"
-            case "$last $word" in "-include "*/precompiled_headers/*.h) header=$word ;; esac
-            ;;
-        esac
-        ;;
-    esac
-    last=$word
-done
-if [ ! "$header" ] || [ ! -f "$header.gch" ] || [ ! -f "$source" ] || [ ! "$result" ]; then
-    real "$@"
-    exit
-fi
-name=$( (echo "$flags" && cat "$source") | sha256sum)
-kept=${KEPT}/${{name%% *}}.s.gz
-if gzip -dc "$kept" 2>/dev/null >"$result"; then
-    touch "$kept"
-    exit 0
-fi
-real "$@" -w || exit
-gzip -1 -c "$result" >"$kept.$$" && mv "$kept.$$" "$kept"
-exit 0
-"""

@@ -42,3 +42,33 @@ def test_the_mode_around_a_part_of_a_graph_is_left_where_it_ends() -> None:
         ours(x).sum().backward()
         run(y).sum().backward()
         assert_same(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_view_of_a_parameter_can_be_differentiated_outside(mode: type, dynamic: bool) -> None:
+    """Sizes that change are compiled in a call, which may run in inference mode, as Dynamo itself never does."""
+    weight = torch.nn.Parameter(torch.randn(4, 3))
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2 - 1, weight.t(), weight[1:].view(-1)
+
+    torch.compiler.reset()
+    ours = compiled(run, dynamic=dynamic)
+    for rows in (3, 3, 5):
+        x = torch.randn(rows, 4)
+        with mode():
+            found, expected = ours(x), run(x)
+        assert_same(found, expected)
+        for view in found[1:]:
+            assert view.requires_grad and view.is_leaf and view._is_view() and view._base is weight
+        (found[1] * found[1].detach()).sum().backward()
+        assert found[1].grad is not None and weight.grad is None
+
+
+def test_a_view_of_a_parameter_is_compiled_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 3))
+    ours = compiled(lambda x: (x * 2 - 1, weight.t()))
+    with torch.no_grad():
+        ours(torch.randn(2, 4))
+    assert not [found for found in recwarn if "treeplay" in str(found.message)]

@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import inspect
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -19,12 +20,20 @@ import torch
 import treeplay
 
 Setting = tuple[Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]]
+_SPARSE = torch.sparse.check_sparse_tensor_invariants
 SETTINGS: dict[str, Setting] = {
     "sys.getrecursionlimit": (sys.getrecursionlimit, sys.setrecursionlimit, (3011, 3007)),
     "sys.get_int_max_str_digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits, (5003, 5009)),
     "gc.get_threshold": (lambda: gc.get_threshold()[0], gc.set_threshold, (701, 709)),
     "gc.isenabled": (lambda: int(gc.isenabled()), lambda on: gc.enable() if on else gc.disable(), (0, 1)),
     "gc.get_debug": (gc.get_debug, gc.set_debug, (0, gc.DEBUG_UNCOLLECTABLE)),
+    "sys.getswitchinterval": (sys.getswitchinterval, sys.setswitchinterval, (0.0625, 0.125)),
+    "socket.getdefaulttimeout": (lambda: socket.getdefaulttimeout() or 1.0, socket.setdefaulttimeout, (2.0, 3.0)),
+    "check_sparse_tensor_invariants": (
+        lambda: int(_SPARSE.is_enabled()),
+        lambda on: _SPARSE.enable() if on else _SPARSE.disable(),
+        (1, 0),
+    ),
     "csv.field_size_limit": (csv.field_size_limit, csv.field_size_limit, (90001, 90007)),
 }
 

@@ -194,6 +194,35 @@ def test_what_changes_in_a_package(package: Any, use: Any, change: Any) -> Story
     yield
 
 
+@pytest.fixture
+def code_module(tmp_path: Path) -> Iterator[Callable[[], Any]]:
+    """Makes a package named `code`, as the standard library has a module of that name."""
+    before = sys.modules.get("code")
+
+    def made() -> Any:
+        module = sys.modules["code"] = types.ModuleType("code")
+        module.__file__ = str(tmp_path / "code" / "__init__.py")
+        exec(compile(SOURCE, module.__file__, "exec"), vars(module))
+        return module
+
+    yield made
+    if before is None:
+        del sys.modules["code"]
+    else:
+        sys.modules["code"] = before
+
+
+@follows(calls=6, recordings=2)
+def test_what_an_object_of_a_package_named_like_one_of_the_standard_library_keeps(code_module: Any) -> Story:
+    def program(x: Tensor) -> Tensor:
+        owner.options["is_odd"] = not owner.options.get("is_odd", False)
+        return x * 2 - 1
+
+    owner = code_module().Base()
+    owner.options["is_odd"] = True
+    yield program, lambda: dict(owner.options)
+
+
 @follows()
 def test_an_instance_of_a_package_with_slots_and_a_closure(package: Any) -> Story:
     module = package()

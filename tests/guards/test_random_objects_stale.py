@@ -125,6 +125,17 @@ def test_what_no_seed_repeats_is_never_frozen(draw: Callable[[], int]) -> None:
     assert set(found) == {1.0, 2.0}
 
 
+@pytest.mark.parametrize("is_own", [True, False])
+@follows(refused="initial_seed")
+def test_the_seed_of_a_generator_of_torch(is_own: bool) -> Story:
+    generator = torch.Generator() if is_own else torch.default_generator
+    generator.manual_seed(3)
+    ask = generator.initial_seed if is_own else torch.initial_seed
+    yield lambda x: x * (2 if ask() != 123 else 3) - 1
+    generator.manual_seed(123)
+    yield
+
+
 @follows()
 def test_a_generator_of_torch_that_is_replaced() -> Story:
     holder = types.SimpleNamespace(generator=torch.Generator().manual_seed(3))

@@ -29,6 +29,16 @@ def undisturbed() -> Iterator[None]:
         if torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_device, torch.cuda.current_device())
         stack.enter_context(modes.without_dispatch_modes())
+        stack.enter_context(outside_inference_mode())
+        yield
+
+
+@contextlib.contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode for a block, with the grad mode as it is. Dynamo compiles outside of it; what is compiled in a later
+    call would take the tensors that it traces for tensors of the mode, and a view of a parameter for one without history."""
+    is_grad_enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_grad_enabled):
         yield
 
 

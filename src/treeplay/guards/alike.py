@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import is_a, table_of
 from treeplay.values.same import is_same
 
 
@@ -23,7 +23,16 @@ def are_alike(before: Any, found: Any) -> bool:
         return is_as_long and all(map(are_alike, before, found))
     if isinstance(before, dict):
         return list(before) == list(found) and are_alike([*before.values()], [*found.values()])
-    return is_same(before, found)
+    return is_same(before, found) or _are_like_objects(before, found)
+
+
+def _are_like_objects(before: Any, found: Any) -> bool:
+    """Whether two objects of a class hold the like, as those do that a program makes in each call."""
+    attributes, others = table_of(before), table_of(found)
+    try:
+        return attributes is not None and others is not None and are_alike(attributes, others)
+    except RecursionError:  # one that leads to itself, which no program makes that is recorded
+        return False
 
 
 def _which_are_one(values: Sequence[Any]) -> list[int]:

@@ -25,6 +25,7 @@ from treeplay.guards.memory import held
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides, is_initialised
+from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
 from treeplay.values.spec import layout_text
@@ -40,6 +41,7 @@ class Comparison:
         self.commits: list[Commit] = []
         self.inner: Mismatch | None = None  # what differs in a container that was replaced
         self.moved: set[int] = set()  # guards that were found to go over to another container
+        self.replaced: dict[int, torch.Tensor] = {}  # by the `id` of a tensor, what took its place
 
     def alike(self, before: Any, now: Any) -> bool:
         """Whether a program that read `before` would do the same with `now`."""
@@ -63,6 +65,19 @@ class Comparison:
             self.commits.append(lambda: self._go_over(guard, now))
             return True
         return False
+
+    def may_replace(self, before: torch.Tensor, now: Any) -> bool:
+        """Whether `now` may be instead of a tensor of which a run read attributes, and facts, which `TensorFacts` compares."""
+        if not is_a(now, torch.Tensor):
+            return False
+        guard = self.containers.get(id(vars(before)))
+        inner = guard.differences(self, vars(now)) if guard is not None else None
+        if guard is not None and inner is None:
+            self.moved.add(id(guard))
+            self.commits.append(lambda: self._go_over(guard, vars(now)))
+        self.inner = self.inner or inner
+        self.replaced[id(before)] = now
+        return inner is None
 
     def _go_over(self, guard: ContainerGuard, now: Any) -> None:
         self.containers.pop(id(guard.holder), None)
@@ -88,9 +103,10 @@ class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
-    is none of the objects `staying` in other places (`check_of_slot`)."""
+    is none of the objects `staying` in other places (`check_of_slot`). `unread`: those of tensors that no operator read; one
+    that is replaced is `filled` by others from then on, as those that are written are by a replay."""
 
-    __slots__ = ("free", "holder", "label", "may_be_replaced", "staying", "written")
+    __slots__ = ("filled", "free", "holder", "label", "may_be_replaced", "staying", "unread", "written")
     recorded: Any
 
     def __init__(self, holder: Any, label: str) -> None:
@@ -98,6 +114,7 @@ class ContainerGuard(Guard):
         self.label = label
         self.free: set[Any] = set()
         self.written: set[Any] = set()
+        self.unread, self.filled = set[Any](), set[Any]()
         self.staying: Set[int] = frozenset()
         self.may_be_replaced = False
 
@@ -112,7 +129,15 @@ class ContainerGuard(Guard):
         """Whether what is found under a key may be instead of what was there."""
         if key in self.written:
             return before is found or check_of_slot(before, self.staying)(found)
+        if key in self.unread and before is not found:
+            comparison.commits.append(lambda: self._fill(key))
+            return comparison.may_replace(before, found)
         return comparison.alike(before, found)
+
+    def _fill(self, key: Any) -> None:
+        self.unread.discard(key)
+        self.filled.add(key)
+        self.written.add(key)
 
     def go_over_to(self, holder: Any) -> None:
         """Guard `holder` from now on, as it is now."""
@@ -245,8 +270,8 @@ class TensorFacts(Guard):
         self.label = label
         self.recorded = facts_of(tensor)
 
-    def differs(self, _: Comparison) -> Mismatch | None:
-        now = facts_of(self.tensor)
+    def differs(self, comparison: Comparison) -> Mismatch | None:
+        now = facts_of(comparison.replaced.get(id(self.tensor), self.tensor))
         if now == self.recorded:
             return None
         return Mismatch(self.label, f"a tensor {_described(self.recorded)}", f"a tensor {_described(now)}")

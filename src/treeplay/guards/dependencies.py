@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -71,6 +72,21 @@ class Dependencies:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             if asked.spot in slots and id(asked.recorded) not in staying:
                 asked.slot = check_of_slot(asked.recorded, staying)
+
+    def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
+        """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and
+        the key of this place."""
+        kept = [guard.recorded[key] for guard in (*self.tables, *self.items) for key in keys_of(guard)]
+        times = Counter(map(id, (*kept, *(one.recorded for one in self.asked))))
+        found = {at: tensor for at, (tensor, _) in self.tensors.items() if times[at] == 1 and at not in but}
+        for guard in (*self.tables, *self.items):
+            for key in {*keys_of(guard)} - guard.free - guard.written:
+                if id(guard.recorded[key]) in found:
+                    yield guard, key, found[id(guard.recorded[key])]
+
+    def filled(self) -> list[Any]:
+        """What is in the places that others fill with one tensor after the other."""
+        return [guard.holder[key] for guard in (*self.tables, *self.items) for key in guard.filled]
 
     def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
         """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may

@@ -35,6 +35,7 @@ _OF_THE_CLASS = frozenset(
         "__annotate__",
         "__annotations_cache__",
         "__match_args__",
+        *("_abc_impl", "_abc_registry", "_abc_cache", "_abc_negative_cache", "_abc_negative_cache_version"),
     ]
 )
 
@@ -62,9 +63,11 @@ def hashed(key: Any) -> Any:
 
 def matters(names: Collection[str], asks: bool, name: Any) -> bool:
     """Whether an entry of a class counts, where the run read `names`; `asks`: or computed some."""
+    if name in _OF_THE_CLASS:
+        return False
     if is_a(name, str) and name[:2] == "__" and name[-2:] == "__":
-        return name not in _OF_THE_CLASS
-    return (asks or name in names) and name[:5] != "_abc_"
+        return True
+    return asks or name in names
 
 
 def is_of_the_program(name: Any) -> bool:
@@ -83,8 +86,7 @@ def is_found_on(cls: type, name: str) -> bool:
     """Whether a class gives `name` by something that goes before the object's own attributes."""
     for base in cls.__mro__:
         if name in vars(base):
-            entry = vars(base)[name]
-            return hasattr(type(entry), "__set__") or name[:2] == name[-2:] == "__"
+            return hasattr(type(vars(base)[name]), "__set__")
     return False
 
 
@@ -128,6 +130,15 @@ def results_in(function: Any) -> list[Any]:
 
 def _is_link(value: Any) -> bool:
     return type(value).__name__ == "_lru_list_elem"
+
+
+def behind_proxy(proxy: Any) -> Any:
+    """What a weak proxy stands for; None if that is gone, or does not show."""
+    try:
+        # A proxy does not give away what it refers to; a method that is bound to that does.
+        return proxy.__repr__.__self__
+    except Exception:  # gone, or with a `__repr__` of another kind
+        return None
 
 
 def names_in_thread(local: threading.local) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
-"""Memory without tensors: what a program can read of a NumPy array, an `array`, a `bytearray`, a `StringIO` and the like."""
+"""Memory without objects of Python's: what a program can read of a NumPy array, an `array`, a `bytearray`, a `StringIO` and the
+like, and of the attributes of a scripted module."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
+from treeplay.torch_seam.scripts import ScriptModule, attributes_of
 from treeplay.values.kinds import is_a
 from treeplay.values.same import exact_key
 
@@ -15,6 +17,8 @@ def held(value: Any) -> Any:
     """What is in it, as a value that can be compared."""
     if is_a(value, BUFFERS):
         return None if value.closed else (text_of(value), base_of(value).tell(value))
+    if is_a(value, ScriptModule):
+        return exact_key(_frozen(attributes_of(value)))
     if not hasattr(value, "dtype"):
         return bytes(value)
     if value.dtype.hasobject:
@@ -31,6 +35,13 @@ def size_of(value: Any) -> int:
         return len(text_of(value) or "")
     size: int | None = getattr(value, "nbytes", None)
     return len(bytes(value)) if size is None else size
+
+
+def _frozen(value: Any) -> Any:
+    """A copy, where TorchScript makes lists and dictionaries anew, as a value."""
+    if type(value) is dict:
+        return dict, *((key, _frozen(entry)) for key, entry in value.items())
+    return (type(value), *map(_frozen, value)) if type(value) in (list, tuple) else value
 
 
 def text_of(buffer: Any) -> Any:

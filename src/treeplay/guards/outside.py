@@ -11,13 +11,14 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from types import CodeType
 from typing import Any
 
 import torch
 
 from treeplay.guards.conditions import Asked
+from treeplay.observe.lines import is_users_or_text
 from treeplay.values.location import Location
 from treeplay.values.same import is_value
 
@@ -48,6 +49,9 @@ _ASKED_AGAIN = frozenset(
         "_thread.get_ident",
         "_thread.get_native_id",
         "faulthandler.is_enabled",
+        "sys.getswitchinterval",
+        "_socket.getdefaulttimeout",
+        "torch._C._check_sparse_tensor_invariants",
     }
 )
 # `inspect` has the limit of recursion for its own loops, and Inductor raises it; a message is told which thread wrote it.
@@ -82,6 +86,16 @@ def never_the_same(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] 
 def threads_started(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] | None:
     """How the run started a thread, and the function that did; None if it started none."""
     return _asked(builtins, _THREADS)
+
+
+def seeds_asked(methods: Set[str], ran: Iterable[CodeType]) -> tuple[str, Location] | None:
+    """How the run asked a generator of torch's for its seed, and the function that did; None if it asked none."""
+    if "Generator.initial_seed" not in methods:
+        return None
+    ran = [*ran]
+    asking = [code for code in ran if "initial_seed" in code.co_names] or ran
+    own = [code for code in asking if is_users_or_text(code.co_filename)] or asking
+    return "initial_seed", Location(own[0].co_filename, own[0].co_firstlineno, own[0].co_name)
 
 
 def _asked(builtins: dict[str, list[CodeType]], names: frozenset[str]) -> tuple[str, Location] | None:

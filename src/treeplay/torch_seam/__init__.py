@@ -26,6 +26,7 @@ AT_ONCE = (
     "modes",
     "operators",
     "schemas",
+    "scripts",
     "streams",
     "symbols",
     "tensors",

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import MemberDescriptorType
 from typing import Any
 
@@ -82,6 +83,19 @@ def slots_in(cls: type) -> list[str]:
     as they are written."""
     entries = list(vars(cls).items())
     return [name for name, entry in entries if is_a(entry, MemberDescriptorType) and name not in _OFFSETS]
+
+
+def slots_of(value: Any) -> Iterator[str]:
+    """What an object keeps beside its dictionary of attributes: its slots; of an exception also what Python's classes have."""
+    is_exception = is_a(value, BaseException)
+    for cls in type(value).__mro__:
+        yield from slots_in(cls) if cls.__flags__ & HEAP or is_exception else ()
+    yield from ("args", "__cause__", "__context__") if is_exception else ()
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether an object has a dictionary or slots for attributes of its own."""
+    return table_of(value) is not None or any(slots_of(value))
 
 
 # By which classes in C, as `functools.partial`, tell Python where in an object something lies.

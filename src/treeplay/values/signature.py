@@ -234,7 +234,7 @@ class Signature:
         None  # the output that says whether all values passed the program's checks, where a call reads it
     )
     guarded: Any = None  # the guards over everything that the traced run read
-    met: tuple[tuple[Any, TensorSpec], ...] = ()  # tensors that are no inputs, and that an argument could be
+    met: tuple[tuple[Constant | State, TensorSpec], ...] = ()  # tensors that are no inputs, and an argument could be
     meetings: tuple[Meeting, ...] = ()  # of containers that are returned, stored or written to
     is_inference: bool | None = (
         None  # whether new tensors are of inference mode, where the program sets it; None: as the call

@@ -18,7 +18,7 @@ from treeplay.values.output import View, inputs_used
 from treeplay.values.overlap import Interval, interval, overlapping_intervals
 from treeplay.values.signature import Argument, Signature, State
 
-Shared = tuple[int, int, int]
+SharedPair = tuple[int, int, int]
 """Two inputs, and how many bytes after the first the second begins."""
 
 _data_ptr = torch.Tensor.data_ptr
@@ -36,7 +36,7 @@ class SharingCheck:
     def __init__(
         self,
         written: Sequence[int],
-        shared: Sequence[Shared],
+        shared: Sequence[SharedPair],
         state: Sequence[int] = (),
         extents: Sequence[int] | None = None,
         *,
@@ -95,7 +95,7 @@ class SharingCheck:
             self._known = now
         return True
 
-    def _found(self, inputs: Sequence[torch.Tensor]) -> list[Shared]:
+    def _found(self, inputs: Sequence[torch.Tensor]) -> list[SharedPair]:
         if self._extents is None:
             return _shared([*map(interval, inputs)], self._written)
         starts = map(_data_ptr, inputs)
@@ -104,7 +104,7 @@ class SharingCheck:
         )
 
 
-def _shared(spans: Sequence[Interval], written: Sequence[int]) -> list[Shared]:
+def _shared(spans: Sequence[Interval], written: Sequence[int]) -> list[SharedPair]:
     """The pairs that share bytes of which one is written, with the distance in bytes from the first to the second."""
     return [(one, other, spans[other][0] - spans[one][0]) for one, other in overlapping_intervals(spans, written)]
 

@@ -143,7 +143,7 @@ def _distinct(signature: Signature) -> Iterator[AreOne]:
     others: list[tuple[str, Operand, TensorSpec]] = [
         (item.name, item.source, item.spec) for item in signature.inputs if not isinstance(item.source, Argument)
     ]
-    others += [("a tensor that the program reads", Constant(tensor), spec) for tensor, spec in signature.met]
+    others += [("a tensor that the program reads", met, spec) for met, spec in signature.met]
     for at, (name, one, spec) in enumerate(own):
         for other_name, other, also in (*own[:at], *others):
             if spec.takes(also) or also.takes(spec):

@@ -13,10 +13,12 @@ from treeplay.guards.reads.names import (
     globals_in,
     goes_behind,
     imports_in,
+    inner_code,
     names_in,
     names_within,
     stores_within,
     strings_within,
+    takes_tables,
     values_within,
 )
 
@@ -94,6 +96,29 @@ def test_names_are_those_of_instructions_and_strings_that_could_be_names() -> No
 )
 def test_names_that_are_computed_are_told_from_those_that_are_spelled_out(text: str, expected: bool) -> None:
     assert computes_names(code_of(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return x.__dict__", True),
+        ("return x.__dict__[y]", True),
+        ("return [f(a) for a in x.__dict__.items()]", True),
+        ("return x.__dict__['a'], y.__dict__", True),
+        ("return getattr(x, '__dict__')", True),
+        ("return x.__dict__['a']", False),
+        ("return x.__dict__.get('a', y)", False),
+        ("return self.__dict__", False),
+        ("return vars(x)", False),
+    ],
+)
+def test_code_that_takes_the_dictionary_of_something_but_its_own_object(text: str, expected: bool) -> None:
+    codes = [code_of(text), *inner_code(code_of(text))]
+    assert any(map(takes_tables, codes)) == expected
+
+
+def test_names_in_a_format_count() -> None:
+    assert {"gain", "bias"} <= names_in(code_of("return '{0.gain!s} {0[bias]}'.format(x)"))
 
 
 class Passing:

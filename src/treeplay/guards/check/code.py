@@ -31,7 +31,7 @@ import torch
 from treeplay.codegen import Source, Writer
 from treeplay.guards.alike import check_of_slot
 from treeplay.guards.check.words import Words
-from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient, TensorFacts, facts_of
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
@@ -68,7 +68,7 @@ def emit_check(
         *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
         _asked(text, dependencies.asked, words),
         _defaults(text, dependencies.functions, words),
-        (_bytes(text, guard) for guard in dependencies.data),
+        (f"{text.constant(guard.now)}() == {text.constant(guard.recorded)}" for guard in dependencies.data),
         _tensors(text, dependencies, facts, state_is_alike),
     )
     found = [*_empties(text, dependencies, words), *others]
@@ -244,10 +244,6 @@ def _defaults(text: Writer, guards: Sequence[Code], words: Words | None) -> Iter
             yield _all_are(text, f"map({text.constant(ask)}, {functions})", [value for _, value in having])
 
 
-def _bytes(text: Writer, guard: Data) -> str:
-    return f"{text.constant(guard.now)}() == {text.constant(guard.recorded)}"
-
-
 def _tensors(
     text: Writer, dependencies: Dependencies, facts: Sequence[TensorFacts], state_is_alike: Callable[[], bool]
 ) -> Iterator[str]:
@@ -257,6 +253,7 @@ def _tensors(
     may_move = any(guard.free and not guard.is_steady for guard in dependencies.tables)
     if (
         may_move
+        or dependencies.filled()
         or any(guard.free or guard.written for guard in dependencies.items)
         or any(guard.is_free or guard.slot is not None for guard in dependencies.asked)
     ):

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Guards:
         "_read_anew",
         "_spots",
         "_state",
+        "compared_with_arguments",
         "holds",
         "kept",
         "may_keep",
@@ -61,6 +63,7 @@ class Guards:
         self._facts = [TensorFacts(tensor, label) for tensor, label in dependencies.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Place, ...] = ()
+        self.compared_with_arguments: dict[int, Place] = {}  # of tensors that others may replace, by their `id`
         self.unread_arguments: frozenset[int] = frozenset()  # leaves in attributes of objects that the run did not read
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
         self._pinned: set[tuple[int, Any]] | None = None  # what `Dependencies.pinned` said last
@@ -94,6 +97,9 @@ class Guards:
         """Go over to what was found, all or nothing: nothing differs."""
         for commit in comparison.commits:
             commit()
+        for replaced in comparison.replaced:
+            del self._dependencies.tensors[replaced]
+        self._facts[:] = [facts for facts in self._facts if id(facts.tensor) in self._dependencies.tensors]
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
@@ -131,7 +137,7 @@ class Guards:
             found = guard.differs(comparison) if id(guard) not in untouched else None
             if found is not None:
                 yield found
-        if not self.are_distinct():
+        if not self.are_distinct(comparison.replaced):
             yield Mismatch("state", "different tensors", "one tensor in two places")
         yield from self._attributes_of_state(comparison)
 
@@ -177,6 +183,7 @@ class Guards:
         self._dependencies.forget()
         self._quick, self._facts, self._holders = None, [], {}
         self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, never
+        self.compared_with_arguments = {}
 
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""
@@ -191,17 +198,20 @@ class Guards:
         if self._quick is not None:
             yield from self._quick.containers()
 
-    def are_distinct(self) -> bool:
-        """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
-        found = (place.read_or(None) for place in self.places_of_inputs)
-        state = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
-        return len({*state, *self._dependencies.tensors}) == len(state) + len(self._dependencies.tensors)
+    def are_distinct(self, replaced: Mapping[int, torch.Tensor] = MappingProxyType({})) -> bool:
+        """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones;
+        `replaced` gives those that took the place of one of the latter."""
+        found = [*(place.read_or(None) for place in self.places_of_inputs), *self._dependencies.filled()]
+        apart = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
+        apart += [id(replaced[at]) if at in replaced else at for at in self._dependencies.tensors]
+        return len(apart) == len({*apart})
 
     def state_is_alike(self) -> bool:
-        """Whether state that the warm call reads anew is still different tensors, with the attributes that are guarded.
+        """Whether state that the warm call reads anew, and what others fill places with, is still different tensors, with the
+        attributes that are guarded.
 
         What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
-        found = (place.read_or(None) for place in self._read_anew)
+        found = [*(place.read_or(None) for place in self._read_anew), *self._dependencies.filled()]
         anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
             return False

@@ -9,12 +9,14 @@ What is said of code `within` holds of it and of the functions that it defines, 
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType
 
 _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "LOAD_ATTR", "STORE_ATTR", "LOAD_DEREF", "IMPORT_NAME"})
 _STORES = frozenset({"STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_NAME", "DELETE_ATTR"})
+_BETWEEN_NAMES = re.compile(r"[.{}\[\]!:]")  # in a string: of a way such as "a.b", or a format as "{0.a}"
 _ATTRIBUTES = ("ATTR", "METHOD", "IMPORT_FROM", "SUPER")
 
 
@@ -61,7 +63,7 @@ def imports_in(code: CodeType) -> frozenset[str]:
 @lru_cache(maxsize=8192)
 def names_in(code: CodeType) -> frozenset[str]:
     """Every name in `code` itself, and each string in it that could be one."""
-    strings = {part for constant in code.co_consts if isinstance(constant, str) for part in constant.split(".")}
+    strings = {part for text in code.co_consts if isinstance(text, str) for part in _BETWEEN_NAMES.split(text)}
     return frozenset(code.co_names) | {text for text in strings if text.isidentifier()}
 
 
@@ -71,9 +73,21 @@ def computes_names(code: CodeType) -> bool:
     steps = [step for step in dis.get_instructions(code) if step.opname not in _IDLE]
     for at, step in enumerate(steps):
         is_named = step.opcode in dis.hasname and not _is_of_attribute(step.opname)
-        if is_named and step.argval in _ASKING and not (step.argval in _BY_NAME and _is_spelled_out(steps[at + 1 :])):
+        if is_named and step.argval in ASKING and not (step.argval in _BY_NAME and _is_spelled_out(steps[at + 1 :])):
             return True
-    return not _ASKING.isdisjoint({*code.co_freevars, *code.co_varnames})
+    return not ASKING.keys().isdisjoint({*code.co_freevars, *code.co_varnames})
+
+
+@lru_cache(maxsize=8192)
+def takes_tables(code: CodeType) -> bool:
+    """Whether `code` itself takes the `__dict__` of something, which may be a class, for more than an entry that it spells out.
+
+    Of `self` it is that of an object, whose reads are noted."""
+    if "__dict__" not in {*code.co_names, *code.co_consts}:
+        return False
+    steps = [*dis.get_instructions(code)]
+    taken = [at for at, step in enumerate(steps) if step.argval == "__dict__"]
+    return any(steps[at - 1].argval != "self" and entry_taken(code, steps[at].offset) is None for at in taken)
 
 
 @lru_cache(maxsize=8192)
@@ -147,7 +161,8 @@ BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 _IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11 has one before each CALL
 _BY_NAME = frozenset({"getattr", "hasattr"})
-_ASKING = _BY_NAME | {"vars", "dir"}
+ASKING = {function.__name__: function for function in (getattr, hasattr, vars, dir)}
+"""What asks for attributes whose names the code that calls it need not spell out, by its name."""
 
 
 def _is_spelled_out(steps: list[dis.Instruction]) -> bool:

@@ -20,7 +20,7 @@ import torch
 
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import entry_of, names_in_thread, users_attributes
+from treeplay.guards.entries import behind_proxy, entry_of, names_in_thread, users_attributes
 from treeplay.guards.memory import size_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
@@ -53,6 +53,13 @@ def weak_reference(walk: Walk, reference: weakref.ref[Any], label: str) -> None:
     if found is not None and id(found) not in walk.seen:
         walk.weak.add(id(found))
         walk.enter(found, f"{label}()")
+
+
+def proxy(walk: Walk, found: Any, label: str) -> None:
+    """Guard what a weak proxy stands for, as of a weak reference."""
+    value = behind_proxy(found)
+    if value is not None:
+        weak_reference(walk, weakref.ref(value), label)
 
 
 def _is_alive(reference: weakref.ref[Any]) -> bool:

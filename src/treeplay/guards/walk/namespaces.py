@@ -8,6 +8,7 @@ is found under them is entered from time to time (`enter_more`), and at the end 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 import types
@@ -17,7 +18,7 @@ from typing import Any
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_of_the_program
-from treeplay.guards.reads.names import NAMESPACES, globals_in, imports_in, inner_code
+from treeplay.guards.reads.names import ASKING, NAMESPACES, globals_in, imports_in, inner_code
 from treeplay.guards.reads.reads import WHOLE
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.flags import ConfigModule
@@ -83,7 +84,8 @@ class Namespaces:
                 self._entered.add((id(table), name))
                 has_more = True
                 if name in table:
-                    self._walk.enter(table[name], name)
+                    if table[name] is not ASKING.get(name):  # under another name, it asks for what no code spells out
+                        self._walk.enter(table[name], name)
                 elif name in outer:
                     self._of(outer).setdefault(name)
         return has_more
@@ -93,6 +95,10 @@ class Namespaces:
         names: dict[str, None] = {}
         for code in (self._walk.reads.code or {}).values():
             names |= dict.fromkeys(name for name in imports_in(code) if name in sys.modules)
+            if code is importlib.import_module.__code__:  # by names that may be computed: of modules that were read
+                found = [noted.object for noted in self._walk.reads.objects.values()]
+                read = {id(module) for module in found if is_a(module, types.ModuleType)}
+                names |= {name: None for name, module in sys.modules.copy().items() if id(module) in read}
         if names:
             self._walk.dependencies.add_table(Table(sys.modules, "sys.modules.", tuple(names)))
             for name in names:

@@ -13,18 +13,18 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import operator
 import sys
 import types
-import weakref
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from treeplay.guards.conditions import Asked
+from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
-from treeplay.guards.reads.names import asks_its_own, computes_names, goes_behind
+from treeplay.guards.reads.names import ASKING, asks_its_own, computes_names, goes_behind, takes_tables
 from treeplay.guards.reads.reads import WHOLE, ObjectReads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
@@ -34,7 +34,8 @@ from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_in, table_of
+from treeplay.torch_seam.scripts import ScriptModule
+from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_of, table_of
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -46,10 +47,10 @@ class Objects:
         self._walk = walk
         self._containers = containers
         reads = walk.reads
-        asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
         # Torch's own code asks a class for names that it spells out.
-        callers = {code for found in asked for code in found if not code.co_filename.startswith(TORCH)}
-        self._asks_classes = any(map(computes_names, callers))
+        ran = [code for code in (reads.code or {}).values() if not code.co_filename.startswith(TORCH)]
+        callers = {id(code) for name in ASKING for code in reads.builtins.get(f"builtins.{name}", ())}
+        self._asks_classes = any(takes_tables(code) or (id(code) in callers and computes_names(code)) for code in ran)
         self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
@@ -75,7 +76,7 @@ class Objects:
             self._kept_by_user(value, label)
             return
         table = table_of(value)
-        if not cls.__flags__ & HEAP and not is_a(value, CONTAINERS):
+        if not cls.__flags__ & HEAP and not is_a(value, (*CONTAINERS, types.SimpleNamespace, BaseException)):
             self._foreign(value, label)
             if table is None:
                 return
@@ -88,6 +89,10 @@ class Objects:
             del self._named[base]
             self._data_of_class(base)
         self._walk.enter(cls, cls.__qualname__)
+        if is_a(value, ScriptModule):  # whose methods read in C++
+            self._walk.dependencies.data.append(Data(value, label))
+            for name, part in value.named_children():
+                self._walk.enter(part, f"{label}.{name}")
         if is_a(value, torch.optim.Optimizer):
             self._containers.groups_of(value)
         self._attributes(value, table, label)
@@ -106,7 +111,7 @@ class Objects:
         if table is None:
             return
         if WHOLE in names:
-            self._walk.guard_table(table, f"{label}.")
+            self._walk.guard_table(table, f"{label}.", self._untaken(value, table))
             return
         kept = tuple(name for name in names if name in table or not is_found_on(type(value), name))
         if kept:
@@ -117,6 +122,12 @@ class Objects:
                     is_part = is_a(value, torch.nn.Module) and name in MODULE_TABLES
                     self._walk.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
 
+    def _untaken(self, value: Any, table: dict[str, Any]) -> set[str]:
+        """The iterators in a namespace, whose reads nobody sees, from which the run took nothing: no code has their names."""
+        if type(value) is not types.SimpleNamespace or self._asks_classes:
+            return set()
+        return {name for name, entry in table.items() if is_iterator(entry) and name not in self._walk.names}
+
     def _names_read(self, value: Any) -> dict[str, None]:
         """The attributes of an object that may have been read; among them `WHOLE` if that is any."""
         reads = self._walk.reads
@@ -125,16 +136,13 @@ class Objects:
         return reads.names(value, also_assigned=self._walk.also_assigned)
 
     def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
-        for cls in type(value).__mro__:
-            for name in slots_in(cls) if cls.__flags__ & HEAP else ():
-                if names is None or name in names:
-                    ask = functools.partial(getattr, value, name, ABSENT)
-                    self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
+        for name in slots_of(value):
+            if names is None or name in names:
+                ask = functools.partial(getattr, value, name, ABSENT)
+                self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
-        if is_a(value, weakref.ProxyTypes):
-            return
         if is_iterator(value) and not is_a(value, io.IOBase):
             if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
                 self._walk.iterators.append((value, label))
@@ -152,13 +160,25 @@ class Objects:
                 continue
             self._classes[base] = None
             self._walk.meet(base)
-            if base is not RemovableHandle:  # which counts all hooks of the process
-                self._data_of_class(base)
+            self._data_of_class(base)
         metaclass: type = type(cls)
         if metaclass is not type and metaclass.__flags__ & HEAP:
             self._walk.enter(metaclass, metaclass.__qualname__)
 
+    def enter_asked_for(self) -> None:
+        """Enter all data of the classes, if what asks by other names than code has was met: an `attrgetter`, or `getattr` in a
+        partial or under another name."""
+        walk = self._walk
+        if not self._asks_classes and not walk.seen.keys().isdisjoint(map(id, (*ASKING.values(), operator.attrgetter))):
+            self._asks_classes = True
+            known = {id(real_table(cls)) for cls in self._classes}
+            walk.dependencies.tables = [table for table in walk.dependencies.tables if id(table.holder) not in known]
+            for cls in list(self._classes):
+                self._data_of_class(cls)
+
     def _data_of_class(self, cls: type) -> None:
+        if cls is RemovableHandle:  # which counts all hooks of the process
+            return
         asks = self._asks_classes
         if asks and cls not in self._of_instances and str(cls.__module__).partition(".")[0] == "torch":
             self._named[cls] = None

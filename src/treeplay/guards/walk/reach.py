@@ -39,7 +39,7 @@ from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, memories, nu
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.objects import Objects
 from treeplay.guards.walk.walk import Walk
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import has_attributes, is_a
 from treeplay.values.same import is_same
 
 
@@ -66,7 +66,7 @@ class Reach:
         self._functions = functions = Functions(walk, self._namespaces)
         self._containers = Containers(walk)
         self._objects = Objects(walk, self._containers)
-        way = functools.partial
+        way = functools.partial  # none of this walk's own methods: in a cycle it would keep what it met alive
         self._ways: tuple[tuple[Any, Callable[[Any, str], None]], ...] = (
             (torch.Tensor, way(walk_holders.tensor, walk)),
             (logging.Logger, way(walk_holders.logger, walk)),
@@ -78,12 +78,13 @@ class Reach:
             (types.MethodType, functions.method),
             ((types.BuiltinFunctionType, types.MethodWrapperType), functions.builtin),
             (WRAPPERS, functions.wrapper),
-            (property, functions.property_),
+            (property, way(_both, functions.property_, self._objects)),
             (types.CellType, functions.cell),
             (contextvars.ContextVar, way(walk_holders.context_variable, walk)),
             (threading.local, way(walk_holders.of_thread, walk)),
+            (weakref.ProxyTypes, way(walk_holders.proxy, walk)),
             (numpy_scalars(), _nothing),
-            (memories(), way(walk_holders.memory, walk)),
+            (memories(), way(_both, way(walk_holders.memory, walk), self._objects)),
         )
         self.leave_out(linecache.cache)  # lines of files, generated ones too, which a warning shows
 
@@ -106,6 +107,8 @@ class Reach:
         self._objects.enter_unfound()
         self._go_on()
         self._namespaces.enter_imports()
+        self._go_on()
+        self._objects.enter_asked_for()
         self._go_on()
         # Last of all: now no name is added any more.
         self._namespaces.guard()
@@ -145,6 +148,13 @@ class Reach:
                 if now is not before and not is_same(now, before):
                     found.append((noted.object, name, before))
         return tuple(found)
+
+
+def _both(follow: Callable[[Any, str], None], objects: Objects, value: Any, label: str) -> None:
+    """Follow a value as what it is, and as an object, if it has attributes: an array or a property of a class of the user's."""
+    follow(value, label)
+    if has_attributes(value):
+        objects.instance(value, label)
 
 
 def _nothing(_: Any, __: str) -> None:

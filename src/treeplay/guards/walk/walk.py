@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from treeplay.guards.conditions import Asked
@@ -74,12 +74,13 @@ class Walk:
         self.seen[id(value)] = value
         return True
 
-    def guard_table(self, table: dict[Any, Any], label: str) -> None:
-        """Guard and enter all of a dictionary of attributes."""
+    def guard_table(self, table: dict[Any, Any], label: str, but: Container[Any] = ()) -> None:
+        """Guard all of a dictionary of attributes, and enter all `but` what is under some names."""
         if self.meet(table):
             self.dependencies.add_table(Table(table, label))
             for name, value in list(table.items()):
-                self.enter(value, f"{label}{name}")
+                if name not in but:
+                    self.enter(value, f"{label}{name}")
 
     @property
     def is_waiting(self) -> bool:

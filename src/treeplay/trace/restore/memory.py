@@ -1,5 +1,6 @@
 """What a program keeps in memory that holds no objects, as it was before a trace: NumPy arrays, `array`, `bytearray`,
-`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables; and in the environment of the process.
+`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables, in the attributes of scripted modules, and in the environment
+of the process.
 
 A trace runs the program's Python, which may write there, as `counts[0] += 1` does. What differs afterwards is put back, and
 tells that the program writes what no replay would write.
@@ -20,6 +21,7 @@ import torch
 
 from treeplay.guards.memory import BUFFERS, base_of, held, size_of, text_of
 from treeplay.torch_seam.fakes import has_data
+from treeplay.torch_seam.scripts import ScriptModule, attributes_of, set_attribute
 from treeplay.trace.restore.bare import fill
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Place
@@ -77,7 +79,7 @@ def _nbytes(value: Any) -> int | None:
     if _is_array(value):
         # What is in fields that hold objects cannot be compared without asking these.
         return size_of(value) if value.flags.writeable and not _has_objects_in_fields(value) else None
-    if is_a(value, (contextvars.ContextVar, ENVIRONMENT)):
+    if is_a(value, (contextvars.ContextVar, ENVIRONMENT, ScriptModule)):
         return 0
     if is_a(value, BUFFERS):
         return size_of(value)
@@ -98,6 +100,8 @@ def _content(value: Any) -> Any:
         return value.get(_ABSENT)
     if is_a(value, ENVIRONMENT):
         return dict(value)
+    if is_a(value, ScriptModule):
+        return held(value), attributes_of(value)
     if not _is_array(value):
         try:
             return held(value)
@@ -111,6 +115,8 @@ def _is_same(value: Any, before: Any) -> bool:
     now = _content(value)
     if is_a(value, contextvars.ContextVar):
         return is_same(now, before)
+    if is_a(value, ScriptModule):
+        return bool(now[0] == before[0])
     if now is None:  # closed, or given back by the run
         return True
     if not _is_array(before):
@@ -125,6 +131,9 @@ def _fill(value: Any, before: Any) -> None:
             value.set(before)
     elif is_a(value, ENVIRONMENT):
         _fill_environment(value, before)
+    elif is_a(value, ScriptModule):
+        for name, attribute in before[1].items():
+            set_attribute(value, name, attribute)
     elif is_a(value, BUFFERS):
         _fill_buffer(value, *before)
     elif _is_array(before):

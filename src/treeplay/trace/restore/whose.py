@@ -48,6 +48,7 @@ from treeplay.guards.walk.walk import TooMuch
 from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
+from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.survey.found import Survey
@@ -119,6 +120,8 @@ class Whose:
         # Threads have context variables of their own.
         if code is None or is_a(memory, contextvars.ContextVar):
             return True
+        if is_a(memory, ScriptModule):  # whose code is none of Python's
+            return self._has_seen(memory)
         # Of NumPy's own code what a program asks it for tells more.
         asked = (one for one in self._code() if _NUMPY not in one.co_filename)
         return any(map(writes_memory, asked)) and self._has_seen(memory)

@@ -13,8 +13,8 @@ from treeplay.errors import Refusal
 from treeplay.guards.check.guards import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.entries import entry_of, spot_of
-from treeplay.guards.outside import never_the_same, settings_asked, threads_started
+from treeplay.guards.entries import entry_of, hashed, spot_of
+from treeplay.guards.outside import never_the_same, seeds_asked, settings_asked, threads_started
 from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
@@ -28,9 +28,10 @@ from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
+from treeplay.values.location import Location
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Kind, Number, Signature, State, StateContainer, Unread, Watch
+from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 
 
@@ -53,11 +54,31 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     for tensor in (*run.call.tensors, *_state_in(signature)):
         # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
+    compared = _loosen(dependencies, run, signature)
     _add_gradients(dependencies, signature, run)
     guards = Guards(dependencies)
     guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
     guards.unread_arguments = unread
+    guards.compared_with_arguments = compared
     return guards
+
+
+def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) -> dict[int, Place]:
+    """Let others replace tensors of which the run read facts alone. Gives the places, by the tensors' `id`, of those that an
+    argument could be, of whatever size: each call compares it with what is there."""
+    given = {(leaf.dtype, leaf.device, len(leaf.shape)) for leaf in signature.leaves if is_a(leaf, TensorSpec)}
+    constants = {id(item.source.tensor) for item in signature.inputs if isinstance(item.source, Constant)}
+    compared = {}
+    for guard, key, tensor in dependencies.replaceable(but=constants | run.grads_read.keys()):
+        if (tensor.dtype, tensor.device, tensor.dim()) in given:
+            spot = id(guard.holder), hashed(key)
+            place = next((place for place in run.found.tensor_at(tensor) if spot_of(place) == spot), None)
+            if place is None:
+                continue
+            compared[id(tensor)] = place
+        guard.unread.add(key)
+    dependencies.guard_the_way(compared.values())
+    return compared
 
 
 def _walked(run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset[int]]:
@@ -104,18 +125,27 @@ def _check_called(reads: Reads) -> None:
 def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
     """Each thing that a run called and no replay can make up for."""
     for find, why, advice in _NOT_IN_A_REPLAY:
-        found = find(reads.builtins)
+        found = find(reads)
         if found is not None:
             name, where = found
             yield Reason(name, why, advice, where)
 
 
-_NOT_IN_A_REPLAY = (
-    (threads_started, "starts a thread, and what a thread does is in no recording", "start it outside of the program"),
+_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], tuple[str, Location] | None], str, str], ...] = (
     (
-        never_the_same,
+        lambda reads: threads_started(reads.builtins),
+        "starts a thread, and what a thread does is in no recording",
+        "start it outside of the program",
+    ),
+    (
+        lambda reads: never_the_same(reads.builtins),
         "is asked by the program and gives another answer each time, so a recording would freeze this one",
         "ask outside of the program, and pass what it gives as a tensor",
+    ),
+    (
+        lambda reads: seeds_asked(reads.methods, (reads.code or {}).values()),
+        "is asked by the program, and a trace gives generators seeds of its own",
+        "ask outside of the program, and pass the seed as an argument",
     ),
 )
 
@@ -262,12 +292,17 @@ def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | N
     return replace(signature, leaves=leaves, guarded=guards, met=met, called=called)
 
 
-def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Any, TensorSpec], ...]:
-    """The tensors of which facts are guarded, and that an argument could be, by the specs among `leaves`."""
+def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Constant | State, TensorSpec], ...]:
+    """The tensors of which facts are guarded, and that an argument could be, by the specs among `leaves`: each itself, or
+    whichever is in its place."""
     arguments = {leaf for leaf in leaves if type(leaf) is TensorSpec}
     with DisableTorchFunctionSubclass():
         specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
-    return tuple((tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments))
+    met = [(tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments)]
+    places = guards.compared_with_arguments
+    return tuple(
+        (State(places[id(tensor)]) if id(tensor) in places else Constant(tensor), spec) for tensor, spec in met
+    )
 
 
 def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:

@@ -174,6 +174,9 @@ class References:
             return known
         if id(value) in self.found.given:
             return GivenContainer(self.found.given[id(value)][0].key)
+        if self._store is not None and isinstance(value, tuple) and self.is_constant(value):
+            # Where an earlier call's object has it may be where this one is stored, which is another object in each call.
+            return Static(value)
         place = self._place(value)
         if place is not None:
             return StateContainer(place)

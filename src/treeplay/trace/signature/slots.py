@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.guards.reads.reads import Reads
 from treeplay.observe.shown import shown
 from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, value_of
 from treeplay.trace.restore.contents import Change
@@ -16,7 +17,7 @@ from treeplay.trace.signature.references import References
 from treeplay.trace.survey.found import GONE
 from treeplay.trace.survey.given import given_name
 from treeplay.trace.training.scaling import is_bookkeeping
-from treeplay.values.flatten import flatten
+from treeplay.values.flatten import LeafTest, containers, flatten
 from treeplay.values.output import Computed, Static
 from treeplay.values.place import How, Place, Trail
 from treeplay.values.same import is_value
@@ -43,7 +44,9 @@ def find_writes(
             continue
         try:
             with results.storing(change.place, snapshot.line_of_change):
-                writes.append(_write(change, results, is_read_anew=_is_read_anew(change, inputs)))
+                # Of an object that was there a call would find what it holds in the very object of the trace.
+                opens = results.found.is_new if _is_untouched(change.before, snapshot.reads) else None
+                writes.append(_write(change, results, opens, is_read_anew=_is_read_anew(change, inputs)))
         except Refusal as refusal:
             refusals.append((_is_count(change.before, value_of(change.after)), refusal))
     if refusals:
@@ -117,7 +120,14 @@ def _is_symbol_of(value: Any, number: Number) -> bool:
     return scalar is not None and scalar.text == number.name
 
 
-def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
+def _is_untouched(value: Any, reads: Reads | None) -> bool:
+    """Whether the program read no attribute of an object, or of those inside of a container."""
+    _, structure = flatten(value, None, lambda _: True)
+    met = (each for _, each, of in containers(structure, value, "") if of.rest is not None)
+    return all(reads is not None and reads.is_watched(each) and not reads.names(each) for each in met)
+
+
+def _write(change: Change, results: References, opens: LeafTest | None, *, is_read_anew: bool) -> Write:
     before, after = change.before, change.after
     if after is before and not isinstance(after, torch.Tensor):
         return Write(change.place, Static(after))  # the same again: whoever put something else there meanwhile
@@ -137,7 +147,7 @@ def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
     elif results.is_constant(after) and not _holds(after, torch.Tensor):
         if not _is_count(before, after) or change.is_blind or given_name(change.place) is not None:
             return Write(change.place, Static(after))
-    elif is_read_anew or (_holds(after, torch.Tensor) and not _holds(after, SYMBOLS)):
+    elif is_read_anew or (_holds(after, torch.Tensor, opens) and not _holds(after, SYMBOLS, opens)):
         return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
@@ -159,6 +169,6 @@ def _is_count(before: Any, after: Any) -> bool:
     return isinstance(before, numbers) and isinstance(after, numbers) and not isinstance(after, bool)
 
 
-def _holds(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether a value is one of these kinds, or a container with one in it."""
-    return any(isinstance(leaf, kinds) for leaf in flatten(value)[0])
+def _holds(value: Any, kinds: type | tuple[type, ...], opens: LeafTest | None = None) -> bool:
+    """Whether a value is one of these kinds, or a container with one in it, or an object, for which `opens` says so."""
+    return any(isinstance(leaf, kinds) for leaf in flatten(value, None, opens)[0])

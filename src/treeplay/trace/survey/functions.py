@@ -24,7 +24,7 @@ from treeplay.guards.reads.names import (
     strings_within,
 )
 from treeplay.observe.lines import is_own_or_text, is_users_or_text
-from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, Names
+from treeplay.trace.survey.names import ALWAYS, FOREIGN, Names, is_of_library
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import is_a
 from treeplay.values.place import How, Place, root
@@ -144,11 +144,10 @@ class SurveyedFunctions:
 
     def _python_module(self, module: ModuleType, code: CodeType, prefix: str) -> None:
         file = getattr(module, "__file__", None)
-        is_library = module.__name__.partition(".")[0] in LIBRARIES
         if (
             file
             and is_users_or_text(file)
-            and not is_library
+            and not is_of_library(module.__name__)
             and (module, code) not in self._modules
             and prefix.count(".") <= 3
         ):

@@ -12,10 +12,11 @@ import sys
 from types import FunctionType
 
 from treeplay.guards.reads.names import names_within, strings_within, values_within
-from treeplay.observe.lines import is_own_or_text
+from treeplay.observe.lines import is_own_or_text, is_users
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
-LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy", "triton"}
+_LIBRARIES = frozenset({"torch", "treeplay", "numpy", "triton"})
+_STANDARD = sys.stdlib_module_names - {"types", "argparse"}
 
 
 class _Mark(enum.Enum):
@@ -63,9 +64,19 @@ class ReadNames:
         return needs <= self.any() or needs - FOREIGN <= self._own
 
 
+def is_of_library(module: str) -> bool:
+    """Whether the classes of this module are not followed. A package of the user's may be named as one of the standard
+    library's is (`code`, `profile`): there the file decides, as the module has it, which a built-in one has not."""
+    package = module.partition(".")[0]
+    if package not in _STANDARD:
+        return package in _LIBRARIES
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file is None or not is_users(file)
+
+
 def is_users_class(cls: type) -> bool:
     """Whether a class is followed."""
-    return str(cls.__module__).partition(".")[0] not in LIBRARIES and not issubclass(cls, enum.Enum)
+    return not is_of_library(str(cls.__module__)) and not issubclass(cls, enum.Enum)
 
 
 def origin(cls: type) -> Names:

@@ -20,11 +20,12 @@ import torch
 
 from treeplay.guards.entries import users_attributes
 from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
+from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.trace.survey.functions import SurveyedFunctions
-from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
+from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_of, table_of
 from treeplay.values.place import How, Place, root
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
@@ -48,8 +49,9 @@ class SurveyedObjects:
 
     def module(self, module: torch.nn.Module, place: Place, needs: Names) -> None:
         """Follow a module."""
-        if is_a(module, torch.jit.ScriptModule):
-            return  # its parameters are in no dictionary of Python's: a trace refuses to use them
+        if is_a(module, ScriptModule):  # its parameters are in no dictionary of Python's: a trace refuses to use them
+            self._walk.found.memories += [(part, place) for part in module.modules()]
+            return
         if not all(is_a(vars(module).get(table), dict) for table in (*MODULE_TABLES, *MODULE_HOOKS)):
             self.instance(module, place, needs)  # made without its constructor
             return
@@ -110,8 +112,8 @@ class SurveyedObjects:
         if (is_iterator(value) and not is_a(value, io.IOBase)) or hands_items_out(value):
             self._walk.iterators.append((needs, place))
         module = str(cls.__module__)
-        is_entered = module.startswith(_ENTERED) or is_a(value, threading.local)
-        if module.partition(".")[0] in LIBRARIES and not is_entered:
+        is_entered = module.startswith(_ENTERED) or is_a(value, (threading.local, BaseException))
+        if is_of_library(module) and not is_entered:
             if module.startswith(_KEEPS_CONTAINERS):
                 self._containers(value, place)
             for name in users_attributes(value):
@@ -173,10 +175,9 @@ class SurveyedObjects:
         self._of_class(value, place)
 
     def _slots(self, value: Any, place: Place, needs: Names) -> None:
-        for cls in type(value).__mro__:
-            for name in slots_in(cls) if "__slots__" in cls.__dict__ else ():
-                here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
-                self._walk.enter_place(here, needs | {name})
+        for name in slots_of(value):
+            here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+            self._walk.enter_place(here, needs | {name})
 
     def _of_class(self, value: Any, place: Place) -> None:
         """Plain values that the user's classes give to their instances."""

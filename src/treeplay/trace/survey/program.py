@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.entries import results_in
+from treeplay.guards.entries import behind_proxy, results_in
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
@@ -164,12 +164,7 @@ def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> Non
 
 
 def _proxy(walk: SurveyWalk, proxy: Any, place: Place, needs: Names) -> None:
-    try:
-        # A proxy does not give away what it refers to; a method that is bound to that does.
-        value = proxy.__repr__.__self__
-    except Exception:  # gone, or with a `__repr__` of another kind
-        return
-    walk.enter(value, place, needs)
+    walk.enter(behind_proxy(proxy), place, needs)
 
 
 def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -> None:

@@ -143,13 +143,19 @@ class LineWatch(TorchFunctionMode):
     def refuse_leaves(self, results: Sequence[Any]) -> None:
         """Refuse a new leaf or a view made under no_grad: it would come out of the graph with a history."""
         for result in results:
-            if id(result) in self.born and result.is_leaf:  # what a custom function made may have a history by now
-                raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])
+            # What a custom function made may have a history by now.
+            if id(result) in self.born and result.is_leaf and not self._is_viewed_again(result):
+                why, advice = "a result needs a gradient and has no history", "return it detached, or make it outside"
+                raise refusal("leaf", why, self.born[id(result)][1], advice)
             for leaf, where in self.told:
                 if isinstance(result, torch.Tensor) and tensors.shares_storage(result, leaf):
                     raise refusal(
                         "requires_grad_", "changes how autograd sees a result, which a trace does not keep", where
                     )
+
+    def _is_viewed_again(self, result: torch.Tensor) -> bool:
+        """Whether it is a view of an argument, which each call takes anew, and takes without history if all of it runs so."""
+        return not torch.is_grad_enabled() and any(tensors.shares_storage(result, value) for _, value in self.inputs)
 
     def _touch(self, name: str, target: torch.Tensor, where: Location | None) -> None:
         if name in SHAPES:

@@ -52,8 +52,9 @@ from treeplay.trace.run.tape import TraceTape
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.run.waiting import no_waiting
 from treeplay.trace.run.watch import WatchFunctions
-from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, put_back_stores, with_guards
+from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, with_guards
 from treeplay.trace.signature.outcome import outcome_of
+from treeplay.trace.signature.stores import put_back_stores
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.averages import averages_without_asking

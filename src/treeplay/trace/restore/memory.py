@@ -1,6 +1,6 @@
 """What a program keeps in memory that holds no objects, as it was before a trace: NumPy arrays, `array`, `bytearray`,
-`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables, in the attributes of scripted modules, and in the environment
-of the process.
+`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables, in the attributes of scripted modules, and in the
+environment of the process.
 
 A trace runs the program's Python, which may write there, as `counts[0] += 1` does. What differs afterwards is put back, and
 tells that the program writes what no replay would write.

@@ -22,7 +22,7 @@ _SMALLEST = 8  # slots of a table
 _NEIGHBOURS = 9  # slots that are tried one after another
 _MOST_SLOTS = 1 << 16  # of a table that is laid out again; in a larger one items only get back in
 
-Table = tuple[int, int, bytes]
+SlotsOfSet = tuple[int, int, bytes]
 """How many slots, less one: the mask of hashes; the finger; and each slot: where its item is, and the item's hash."""
 
 
@@ -78,7 +78,7 @@ class _Stone:
         return self._slot | 1 << 50  # as that of no item
 
 
-def _table(value: set[Any]) -> Table:
+def _table(value: set[Any]) -> SlotsOfSet:
     _, _, mask, slots, _, finger = (c_uint64 * 6).from_address(id(value) + _FIELDS)
     return mask, finger, string_at(slots, (mask + 1) * 2 * WORD)
 

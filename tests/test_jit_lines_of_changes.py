@@ -107,3 +107,18 @@ def test_a_refusal_of_the_whole_program_names_where_it_begins() -> None:
 
     line, _ = _line_of(takes)
     assert line == takes.__code__.co_firstlineno
+
+
+def replaces_a_method(x: torch.Tensor) -> torch.Tensor:
+    Replaced.by = lambda self: 3 if self is None else 2  # here
+    return x * Replaced().by() - 1
+
+
+class Replaced:
+    def by(self) -> int:
+        return 2
+
+
+def test_the_line_that_replaces_a_method() -> None:
+    _, source = _line_of(replaces_a_method)
+    assert source.endswith("# here")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from support import jit
+from treeplay.errors import Refusal
 from treeplay.torch_seam import flags, modes, tensors
 
 
@@ -65,3 +68,27 @@ def test_the_innermost_mode_is_known() -> None:
         with inner:
             assert modes.is_innermost_mode(inner) and not modes.is_innermost_mode(outer)
     assert not modes.is_innermost_mode(outer)
+
+
+def test_an_operator_runs_the_method_in_c_whatever_stands_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "mul", lambda one, other: one + other)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 5 - x.mul(7)
+
+    step = jit(program, lower="aten", on_refusal="raise")
+    for k in range(4):
+        x = torch.tensor([k, 2.0, 3.0])
+        assert torch.equal(step(x), program(x))
+    assert step.statistics().replays >= 2
+
+
+def test_an_operator_whose_method_is_replaced_is_refused_where_the_caller_differentiates_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    monkeypatch.setattr(torch.Tensor, "mul", lambda one, other: one + other)
+    step = jit(lambda x: x * weight, lower="aten", on_refusal="raise")
+    step(torch.ones(3))
+    with pytest.raises(Refusal, match=r"torch\.Tensor\.mul"):
+        step(torch.ones(3))

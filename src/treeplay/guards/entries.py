@@ -12,6 +12,8 @@ import torch
 
 from treeplay.guards.conditions import ContainerGuard
 from treeplay.guards.containers import Table
+from treeplay.guards.reads.names import stores_within
+from treeplay.guards.walk.kinds import HARMLESS
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import How, Place
@@ -144,9 +146,19 @@ def names_in_thread(local: threading.local) -> tuple[str, ...]:
     return tuple(vars(local))
 
 
-def users_attributes(program: Any) -> dict[str, Any]:
-    """What a user has put on a jitted function; of a module, the module has it."""
-    table = table_of(program)
-    if table is None or "__wrapped__" not in table or isinstance(program, torch.nn.Module):
+def users_attributes(value: Any) -> dict[str, Any]:
+    """What a user has put on a jitted function, or on an object of a library's class: what its own class does not assign.
+
+    Of a jitted module, the module has it."""
+    table = table_of(value)
+    if not table or is_a(value, HARMLESS):
         return {}
-    return {name: value for name, value in dict.copy(table).items() if name[:1] != "_"}
+    if str(type(value).__module__).startswith("treeplay."):
+        if "__wrapped__" not in table or isinstance(value, torch.nn.Module):
+            return {}
+        return {name: entry for name, entry in dict.copy(table).items() if name[:1] != "_"}
+    functions = (
+        entry for cls in type(value).__mro__ for entry in vars(cls).values() if is_a(entry, types.FunctionType)
+    )
+    assigned = frozenset[str]().union(*(stores_within(function.__code__) for function in functions))
+    return {name: entry for name, entry in dict.copy(table).items() if name not in assigned}

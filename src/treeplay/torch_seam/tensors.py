@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +18,23 @@ from treeplay.values.spec import TensorSpec
 
 TensorBase: Any = torch._C.TensorBase
 """The class in C behind `torch.Tensor`, with the attributes that it defines."""
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 mkldnn_layout: Any = torch._mkldnn  # type: ignore[attr-defined]
+
+
+def replaced_methods() -> dict[Any, Any]:
+    """Functions that somebody has put on `torch.Tensor` in the place of methods in C, each with the method: of `x * 5`, which
+    runs the method, torch tells a function mode whatever is called `mul` there."""
+    methods = vars(TensorBase)
+    return {
+        entry: methods[name]
+        for name, entry in vars(torch.Tensor).items()
+        if name in methods and type(entry) is FunctionType and not _is_of_torch(entry.__code__)
+    }
+
+
+def _is_of_torch(code: CodeType) -> bool:
+    return code.co_filename.startswith(_TORCH) or "handle_torch_function" in code.co_names
 
 
 def is_initialised(tensor: torch.Tensor) -> bool:

@@ -203,6 +203,14 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             advice="put the hooks around the call: then it is the plain program",
             where=line,
         )
+    if run.watch.replaced is not None:
+        name, line = run.watch.replaced
+        return Reason(
+            op=name,
+            why="was replaced, and torch would run what is there now for the operator that goes by this name",
+            advice="subclass torch.Tensor, or replace the function that your code calls",
+            where=line,
+        )
     again = _why_not_again(run)
     if again is not None:
         return again

@@ -54,6 +54,7 @@ from treeplay.trace.run.waiting import no_waiting
 from treeplay.trace.run.watch import WatchFunctions
 from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, with_guards
 from treeplay.trace.signature.outcome import outcome_of
+from treeplay.trace.signature.stores import put_back_stores
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.averages import averages_without_asking
@@ -112,6 +113,7 @@ def _trace(
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:
         reads = snapshot.reads = reads_of(found)
+        reads.meets = snapshot.take_in
         tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, reads, layouts)
         tracer.lasting.arguments = {id(tensor) for tensor in call.tensors}
         tracer.world.reads = reads
@@ -246,6 +248,8 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     steps.add("forgetting what was watched", run.watch.forget)
     steps.add("forgetting tensors", run.tracer.forget)
     steps.add("putting back what the program changed", run.snapshot.restore)
+    steps.add("putting back what the program assigned elsewhere", partial(put_back_stores, run))
+    steps.add("taking in nothing more", partial(setattr, run.reads, "meets", None))  # which refers to the snapshot
     steps.add("taking back the histories of arguments", run.tracer.lasting.take_history_back)
     steps.add("telling whose changes are whose", tell_apart)
     error = steps.run()

@@ -47,6 +47,7 @@ class TracedRun:
     varying: list[Number] = field(default_factory=list)  # those of them that were no optimizer's
     given: list[Number] = field(default_factory=list)  # of the arguments
     grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
+    unseen: list[tuple[Any, str]] = field(default_factory=list)  # attributes assigned where no replay assigns them
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
     unreached: list[torch.Tensor] = field(

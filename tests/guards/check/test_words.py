@@ -398,7 +398,7 @@ def test_without_a_compiler_python_compares(compiler: str | None, monkeypatch: p
 
 
 def test_a_python_that_is_not_known_has_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treeplay.guards.check.object_layout._is_known", lambda: False)
+    monkeypatch.setattr("treeplay.guards.check.object_layout.is_known_python", lambda: False)
     assert ObjectLayout.of_this_python() is None and Comparer.compiled() is None
 
 

@@ -33,7 +33,7 @@ class ObjectLayout:
     @classmethod
     def of_this_python(cls) -> ObjectLayout | None:
         """The layout; None for a Python that is not known, whose dictionaries have no version, or that keeps it elsewhere."""
-        if not _is_known():
+        if not is_known_python():
             return None
         functions = [_example_function(number) for number in range(3)]
         lists = [[0] * 5, [0] * 9]
@@ -60,7 +60,8 @@ def word_at(address: int) -> int:
     return c_uint64.from_address(address).value
 
 
-def _is_known() -> bool:
+def is_known_python() -> bool:
+    """Whether this Python is one of those whose objects are known."""
     is_usual = sys.implementation.name == "cpython" and struct.calcsize("P") == WORD and sys.byteorder == "little"
     # Debug builds and those without the GIL have more words in each object.
     has_more = hasattr(sys, "gettotalrefcount") or sysconfig.get_config_var("Py_GIL_DISABLED")

@@ -10,7 +10,7 @@ noted was not read. Objects of classes that cannot be changed (those of extensio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
@@ -22,7 +22,7 @@ from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_
 from treeplay.guards.reads.machinery import is_of_a_trace
 from treeplay.guards.reads.names import entry_taken
 from treeplay.guards.reads.ran import noting
-from treeplay.observe.lines import user_location
+from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.values.kinds import is_a
@@ -68,6 +68,8 @@ class Reads:
         self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
         self._ran = noting()
         self._thread = 0
+        # Told of what the program's own code is about to be given by a module, under which name, and of the code.
+        self.meets: Callable[[ModuleType, str, CodeType], None] | None = None
         self.is_noting = False  # whether what runs now counts as the program
 
     def __enter__(self) -> Reads:
@@ -176,6 +178,12 @@ class Reads:
         noted = self._noted(value)
         if name not in noted.assigned:  # what a program reads after it has assigned it is its own
             noted.read[name] = None
+            if self.meets is not None and is_a(value, ModuleType) and is_users_or_text(frame.f_code.co_filename):
+                self.pause()
+                try:
+                    self.meets(value, name, frame.f_code)
+                finally:
+                    self.resume()
 
     def note_store(self, value: Any, name: str) -> None:
         """`name` of `value` will be assigned or deleted, by the code two frames below."""

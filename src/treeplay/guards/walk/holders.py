@@ -4,7 +4,7 @@ tensor                its facts, what users put on it, and its hooks
 weak reference        whether it is alive, and what it leads to, which no guard keeps alive
 context variable      what it holds now
 threading.local       what this thread has put there
-logger                which messages it takes
+logger                which messages it takes, and what users put on it
 memory                its bytes, or its objects; what is too large to be compared on each call is only noted
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import behind_proxy, entry_of, names_in_thread
+from treeplay.guards.entries import behind_proxy, entry_of, names_in_thread, users_attributes
 from treeplay.guards.memory import size_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
@@ -81,15 +81,20 @@ def of_thread(walk: Walk, local: Any, label: str) -> None:
 
 
 def logger(walk: Walk, found: logging.Logger, _: str) -> None:
-    """Of a logger only which messages it takes: what it keeps besides grows and is cached as others use it."""
+    """Of a logger which messages it takes, and what users put on it: what it keeps besides grows and is cached as others use
+    it."""
     above: logging.Logger | None = found
     tables: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [(vars(found.manager), "logging.", ("_disable",))]
     while above is not None:
-        tables.append((vars(above), f"logger {above.name}.", ("level", "disabled", "parent", "manager")))
+        kept = users_attributes(above)
+        entries = dict.fromkeys(("level", "disabled", "parent", "manager", *kept))
+        tables.append((vars(above), f"logger {above.name}.", tuple(entries)))
+        for name, entry in kept.items():
+            walk.enter(entry, f"logger {above.name}.{name}")
         above = above.parent
-    for table, name, entries in tables:
+    for table, name, names in tables:
         if walk.meet(table):
-            walk.dependencies.add_table(Table(table, name, entries))
+            walk.dependencies.add_table(Table(table, name, names))
 
 
 def memory(walk: Walk, found: Any, label: str) -> None:

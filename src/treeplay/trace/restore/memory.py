@@ -1,5 +1,6 @@
 """What a program keeps in memory that holds no objects, as it was before a trace: NumPy arrays, `array`, `bytearray`,
-`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables, and in the attributes of scripted modules.
+`memoryview`, ctypes, `StringIO` and `BytesIO`; in context variables, in the attributes of scripted modules, and in the
+environment of the process.
 
 A trace runs the program's Python, which may write there, as `counts[0] += 1` does. What differs afterwards is put back, and
 tells that the program writes what no replay would write.
@@ -11,6 +12,7 @@ import array
 import contextvars
 import ctypes
 import io
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,10 +22,13 @@ import torch
 from treeplay.guards.memory import BUFFERS, base_of, held, size_of, text_of
 from treeplay.torch_seam.fakes import has_data
 from treeplay.torch_seam.scripts import ScriptModule, attributes_of, set_attribute
+from treeplay.trace.restore.bare import fill
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Place
 from treeplay.values.same import is_same
 
+ENVIRONMENT = type(os.environ)
+"""The class of `os.environ`, which has what C code reads changed as well."""
 _MOST_BYTES = 1 << 28  # that are copied for a trace; what is beyond is left as the trace leaves it
 _SHOWS_NOTHING = (TypeError, ValueError, BufferError, NotImplementedError)  # released, or of another kind
 _ABSENT = object()  # what a context variable holds that is not set
@@ -74,7 +79,7 @@ def _nbytes(value: Any) -> int | None:
     if _is_array(value):
         # What is in fields that hold objects cannot be compared without asking these.
         return size_of(value) if value.flags.writeable and not _has_objects_in_fields(value) else None
-    if is_a(value, (contextvars.ContextVar, ScriptModule)):
+    if is_a(value, (contextvars.ContextVar, ENVIRONMENT, ScriptModule)):
         return 0
     if is_a(value, BUFFERS):
         return size_of(value)
@@ -93,6 +98,8 @@ def _content(value: Any) -> Any:
     """What is in it, to be compared; None where it does not show that."""
     if is_a(value, contextvars.ContextVar):
         return value.get(_ABSENT)
+    if is_a(value, ENVIRONMENT):
+        return dict(value)
     if is_a(value, ScriptModule):
         return held(value), attributes_of(value)
     if not _is_array(value):
@@ -122,6 +129,8 @@ def _fill(value: Any, before: Any) -> None:
     if is_a(value, contextvars.ContextVar):
         if before is not _ABSENT:  # nothing but what has set it can make it absent again
             value.set(before)
+    elif is_a(value, ENVIRONMENT):
+        _fill_environment(value, before)
     elif is_a(value, ScriptModule):
         for name, attribute in before[1].items():
             set_attribute(value, name, attribute)
@@ -141,6 +150,16 @@ def _fill(value: Any, before: Any) -> None:
         value.cast("B")[:] = before
     else:
         ctypes.memmove(ctypes.addressof(value), before, len(before))
+
+
+def _fill_environment(environment: Any, before: dict[str, str]) -> None:
+    for name in dict(environment).keys() - before.keys():
+        del environment[name]
+    for name, text in before.items():
+        if environment.get(name) != text:
+            environment[name] = text
+    table = environment._data
+    fill(table, {key: table[key] for key in map(environment.encodekey, before)})  # in the order they had
 
 
 def _fill_buffer(buffer: Any, text: Any, position: int) -> None:

@@ -1,47 +1,36 @@
 """Snapshot: what a trace might leave behind, taken before it, compared and put back after it.
 
-Containers, closure cells, gradients, version counters and random state. Comparing gives the program's *slots*: the places
-it rebinds on each call.
+What is in containers and other places (`contents`), gradients, version counters and random state. Comparing gives the program's
+*slots*: the places it rebinds on each call.
 """
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
-from treeplay.guards.reads.reads import Reads
-from treeplay.observe.shown import ShownText
+from treeplay.guards.reads.names import strings_within
+from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.autograd import set_version, version_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state
-from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.trace.restore.bare import bare, fill
+from treeplay.torch_seam.modes import DisableTorchFunction, DisableTorchFunctionSubclass
+from treeplay.trace.restore.contents import Change, Contents
 from treeplay.trace.restore.line_of_change import line_of_change
-from treeplay.trace.restore.memory import MemoryBefore
 from treeplay.trace.restore.random_sources import RandomSources
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.run.gradients import Gradients
-from treeplay.trace.survey.found import GONE, Container, Survey
+from treeplay.trace.survey.found import GONE, Survey
+from treeplay.trace.survey.program import survey_late
 from treeplay.values.kinds import is_a, is_leaf
 from treeplay.values.location import Location
 from treeplay.values.place import How, Place
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a place held before a trace and after it (`GONE` where there was nothing)."""
-
-    place: Place
-    before: Any
-    after: Any
-    is_blind: bool = False  # whether the program assigned the place and never read it before
 
 
 class Snapshot:
@@ -59,10 +48,6 @@ class Snapshot:
 
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
         self.found = found
-        self._containers = [
-            (container, found.container_places[key], bare(container)) for key, container in found.containers.items()
-        ]
-        self._cells = [(place, place.read_or(GONE)) for place, _ in found.cells]
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
         tensors |= {id(value): value for value in found.kept if is_a(value, torch.Tensor)}
         with DisableTorchFunctionSubclass():
@@ -74,7 +59,23 @@ class Snapshot:
         self._grad_mode = torch.is_grad_enabled()
         self._autocast = autocast_state()
         self._random = RandomSources(found.kept)
-        self._memory = MemoryBefore(found.memories, tensors.values())
+        self._known: set[int] = set()  # what was found, by `id`
+        self._contents = [Contents(found, tensors.values())]
+
+    def take_in(self, module: ModuleType, name: str, code: CodeType) -> None:
+        """Note what a module has under a name that `code` asks it for, before the program is given it, where that is not
+        among what the survey found. No replay writes there."""
+        if name == WHOLE:
+            self._contents[0].take_in(vars(module))
+            return
+        self._known = self._known or {id(value) for value in self.found.kept}
+        with DisableTorchFunction():
+            late = survey_late(vars(module), name, self._known, strings_within(code))
+            if late.containers or late.cells or late.memories:
+                self.found.sealed |= late.containers.keys()
+                self._known |= {id(value) for value in late.kept}
+                tensors = [value for value in late.kept if is_a(value, torch.Tensor)]
+                self._contents.append(Contents(late, tensors, is_sealed=True))
 
     def line_of_change(self, place: Place) -> Location | None:
         """The user's line that changed what is in a place; None where that is not known."""
@@ -85,19 +86,8 @@ class Snapshot:
         for place, value in self.assigned:
             if place.read_or(GONE) is value:
                 yield Change(place, value, value)
-        for container, place, before in self._containers:
-            for change in self._ours(container, place, _compare(container, place, before)):
-                if id(container) in self.found.sealed:
-                    yield replace(change, before=ShownText("what it held"), after=ShownText("something else"))
-                    break
-                is_blind = (id(container), change.place.key) in self.unread
-                yield replace(change, is_blind=True) if is_blind else change
-        for place in self._memory.changed(self._may_have_written):
-            yield Change(place, ShownText("what it held"), ShownText("something else"))
-        for place, content in self._cells:
-            now = place.read_or(GONE)
-            if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
-                yield Change(place, content, now)
+        for contents in self._contents:
+            yield from contents.changes(self.whose, self.unread)
         with DisableTorchFunctionSubclass():
             ours = [item for item in self._grads.values() if self._is_our_gradient(*item)]
             grads = [(tensor, grad, tensor.grad) for tensor, grad in ours]
@@ -130,22 +120,16 @@ class Snapshot:
     def restore(self, *, versions: bool = True) -> None:
         """Put everything back as it was, `versions` of tensors too unless they were written; safe to call more than once."""
         undo = Teardown()
-        # They run in reverse: containers first.
+        # They run in reverse: contents first.
         undo.add("putting random generators back", partial(self._random.restore, self._may_have_drawn))
-        undo.add("putting memory back", partial(self._memory.put_back, self._may_have_written))
         undo.add("putting modes back", self._restore_modes)
         undo.add("putting versions back", partial(self._restore_versions, versions=versions))
         undo.add("putting gradients back", partial(each, self._grads.values(), self._restore_gradient))
-        undo.add("putting single values back", partial(each, self._cells, self._restore_cell))
-        undo.add("putting containers back", partial(each, self._containers, self._put_back))
+        for contents in self._contents:  # what was noted later first, as it was when the rest had changed already
+            undo.add("putting contents back", partial(contents.put_back, self.whose))
         error = undo.run()
         if error is not None:
             raise error
-
-    def _restore_cell(self, place: Place, content: Any) -> None:
-        now = place.read_or(GONE)
-        if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
-            _remove(place) if content is GONE else place.write(content)
 
     def _restore_gradient(self, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
         with DisableTorchFunctionSubclass():
@@ -162,42 +146,6 @@ class Snapshot:
         if self.autocast_changed():
             set_autocast_state(self._autocast)
 
-    def _ours(self, container: Any, place: Place, changes: Iterable[Change]) -> Iterator[Change]:
-        whose = self.whose
-        if whose is None:
-            yield from changes
-            return
-        for change in changes:
-            at = change.place
-            # A whole list tells by what is in it.
-            after = bare(container) if at is place and not isinstance(container, dict) else change.after
-            if whose.is_ours(container, at, list(after) if isinstance(after, (set, collections.deque)) else after):
-                yield change
-
-    def _put_back(self, container: Any, place: Place, before: Any) -> None:
-        """Undo what the program changed; what another thread did stays."""
-        now: Any = bare(container)
-        if _is_same(now, before):
-            return
-        changes = list(_compare(container, place, before))
-        ours = list(self._ours(container, place, changes))
-        if len(ours) == len(changes):
-            fill(container, before)
-        elif isinstance(now, dict):
-            kept = {key: value for key, value in now.items() if key not in {change.place.key for change in ours}}
-            put_back = {change.place.key: change.before for change in ours if change.before is not GONE}
-            # The order of a dictionary is guarded like its entries.
-            order = [
-                *(key for key in before if key in kept or key in put_back),
-                *(key for key in kept if key not in before),
-            ]
-            fill(container, {key: kept[key] if key in kept else put_back[key] for key in order})
-        elif isinstance(now, (list, collections.deque)) and len(now) == len(before):
-            base: Any = list if isinstance(now, list) else collections.deque
-            # A change that is told of the container as a whole cannot be taken back item by item.
-            for change in ours if all(change.place is not place for change in ours) else ():
-                base.__setitem__(container, change.place.key, change.before)
-
     def _is_our_gradient(self, tensor: torch.Tensor, before: torch.Tensor | None) -> bool:
         now = tensor.grad
         if now is before:
@@ -208,58 +156,5 @@ class Snapshot:
             return id(tensor) in self.gradients_set
         return not self.gradients.is_others(tensor, now) and self.whose.may_have_set_gradients()
 
-    def _may_have_written(self, memory: Any) -> bool:
-        return self.whose is None or self.whose.may_have_written(memory)
-
     def _may_have_drawn(self, source: Any) -> bool:
         return self.whose is None or self.whose.may_have_drawn(source)
-
-
-def _is_same(now: Container, before: Container) -> bool:
-    if len(now) != len(before):
-        return False
-    if isinstance(now, dict) and isinstance(before, dict):
-        return all(a is b and now[a] is before[b] for a, b in zip(now, before, strict=True))
-    if isinstance(now, set):
-        return {id(item) for item in now} == {id(item) for item in before}
-    return all(a is b for a, b in zip(now, before, strict=True))
-
-
-def _remove(place: Place) -> None:
-    match place.how:
-        case How.ITEM:
-            del place.holder[place.key]
-        case How.CELL:
-            del place.holder.cell_contents
-        case _:
-            delattr(place.holder, place.key)
-
-
-def _moved(before: dict[Any, Any], found: dict[Any, Any]) -> set[Any]:
-    """Keys that were taken out and put in again: from the first on that comes after one which it came before."""
-    places = {key: at for at, key in enumerate(before)}
-    order = [key for key in found if key in places]
-    first = next((at for at in range(1, len(order)) if places[order[at]] < places[order[at - 1]]), len(order))
-    return set(order[first:])
-
-
-def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
-    found: Any = bare(container)
-    if isinstance(found, dict):
-        moved = _moved(before, found)
-        stages = [(key, old, GONE if key in moved else found.get(key, GONE)) for key, old in before.items()]
-        stages += [(key, GONE, new) for key, new in found.items() if key not in before or key in moved]
-        for key, old, new in stages:
-            if old is not new:
-                # A tensor's text is its values.
-                shown = key if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
-                yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
-    elif len(found) != len(before):
-        yield Change(place, ShownText(f"{len(before)} items"), ShownText(f"{len(found)} items"))
-    elif isinstance(found, set):  # whose items have no places
-        if not _is_same(found, before):
-            yield Change(place, ShownText("these items"), ShownText("other items"))
-    else:
-        for index, (old, new) in enumerate(zip(before, found, strict=True)):
-            if old is not new:
-                yield Change(place.child(How.ITEM, container, index, f"{place}[{index}]"), old, new)

@@ -21,7 +21,7 @@ from treeplay.torch_seam.autograd import changes_what_is_saved, is_used_up
 from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
-from treeplay.torch_seam.tensors import TensorBase, is_same_memory
+from treeplay.torch_seam.tensors import TensorBase, is_same_memory, replaced_methods
 from treeplay.trace.numbers.made_of_numbers import tensor_of_numbers, to_be_stored
 from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.run.facts import FactsAsked
@@ -77,6 +77,10 @@ class WatchFunctions(TorchFunctionMode):
         self.tracer = tracer
         self.gradients = gradients
         self.facts = FactsAsked(tracer)
+        self._replaced = replaced_methods()
+        self.replaced: tuple[str, Location | None] | None = (
+            None  # the first of them that the program did not call by its name
+        )
         self.consumed: dict[int, Any] = {}
         self.grads_read: dict[int, torch.Tensor] = {}
         self.grads_set: set[int] = set()  # tensors, by `id`
@@ -94,6 +98,9 @@ class WatchFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _SYM_FLOAT:  # of each number of each parameter that an optimizer computes
             return func(*args)
+        if func in self._replaced:
+            func = self._replaced[func]
+            self.replaced = self.replaced or (f"torch.Tensor.{func.__name__}", user_location())
         reads = self.tracer.reads
         was_noting = reads.pause()
         try:

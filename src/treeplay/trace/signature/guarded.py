@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,21 +12,21 @@ from treeplay.errors import Refusal
 from treeplay.guards.check.guards import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.entries import entry_of, hashed, spot_of
+from treeplay.guards.entries import hashed, spot_of
 from treeplay.guards.outside import never_the_same, seeds_asked, settings_asked, threads_started
 from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
 from treeplay.guards.walk.walk import TooMuch
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.log import LoggedCall
+from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
-from treeplay.values.kinds import is_a, table_of
+from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
@@ -39,7 +38,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
     findings, unread = _walked(run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
-    _check_unseen_stores(findings, run)
+    check_unseen_stores(findings, run)
     _check_iterators(findings)
     _check_large(findings)
     dependencies = findings.dependencies
@@ -167,74 +166,6 @@ def _check_iterators(findings: Findings) -> None:
             f"is a {type(value).__name__} that the program can take items from; a recording would not",
             "take the item outside and pass it as an argument",
         )
-
-
-def _check_unseen_stores(findings: Findings, run: TracedRun) -> None:
-    """Refuse a program that changed an object which nothing puts back, and undo it; or a module, if only by the same again."""
-    known = {(id(place.holder), place.key) for place, _ in run.found.cells}
-    modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
-    in_modules = [(noted.object, *item) for noted in modules for item in noted.assigned.items()]
-    for value, name, before in (*findings.changed, *in_modules):
-        if id(vars(value)) in run.found.containers or (id(vars(value)), name) in known:
-            continue
-        if before is ABSENT:
-            vars(value).pop(name, None)
-        else:
-            vars(value)[name] = before
-        raise Refusal.of(
-            f"{type(value).__name__}.{name}",
-            "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
-            "change it outside of the program, or keep the object in an attribute, a closure or a global",
-            noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
-        )
-
-
-def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
-    """Attributes that the run assigned before it read them, if it did: the dictionary that holds them, and the name."""
-    return {
-        (id(table), name)
-        for noted in run.reads.objects.values()
-        if isinstance(table := getattr(noted.object, "__dict__", None), dict)
-        for name in noted.assigned
-        if name not in noted.read
-    }
-
-
-def note_what_is_gone(run: TracedRun) -> None:
-    """Attributes that were absent, and that the run assigned and took away again, count as read: what somebody has put there
-    meanwhile, a replay would have to take away."""
-    for noted in run.reads.objects.values():
-        for name, before in noted.assigned.items():
-            if before is ABSENT and entry_of(noted.object, name) is ABSENT:
-                noted.read.setdefault(name)
-
-
-def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
-    """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
-    whoever has put something else there meanwhile."""
-    for noted in run.reads.objects.values():
-        table = getattr(noted.object, "__dict__", None)
-        place = run.found.container_places.get(id(table))
-        if place is None or not isinstance(table, dict):
-            continue
-        for name, before in noted.assigned.items():
-            if name not in noted.read and name in table and table[name] is before:
-                yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
-    holders = run.reads.objects | {id(table_of(noted.object)): noted for noted in run.reads.objects.values()}
-    for place, before in run.found.cells:  # slots, which are in no dictionary, and globals of modules
-        holder = holders.get(id(place.holder))
-        is_stored = holder is not None and place.key in holder.assigned and place.key not in holder.read
-        if is_stored and place.read_or(ABSENT) is before:
-            yield place, before
-
-
-def stores_over_stand_ins(run: TracedRun) -> Iterator[tuple[Place, Any]]:
-    """Places in which a number stood as a symbol, and in which the run has put what was there before: a replay does so too."""
-    held = [number.place for number in run.numbers if number.place.anew().read_or(ABSENT) is number.value]
-    for place in dict.fromkeys(
-        at.parent if isinstance(at.holder, tuple) and at.parent is not None else at for at in held
-    ):
-        yield place, place.read_or(ABSENT)
 
 
 def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:

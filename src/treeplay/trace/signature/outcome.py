@@ -14,16 +14,11 @@ from typing import Any
 from treeplay.errors import Refusal
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.numbers.stand_ins import check_numbers, not_inputs, refuse_arrays
-from treeplay.trace.signature.guarded import (
-    note_what_is_gone,
-    stores_of_the_same,
-    stores_over_stand_ins,
-    stores_unread,
-)
 from treeplay.trace.signature.make import make_signature, mentions
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
 from treeplay.trace.signature.slots import find_writes
+from treeplay.trace.signature.stores import note_what_is_gone, stores_of_the_same, stores_over_stand_ins, stores_unread
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.schedules import Schedules
 from treeplay.trace.turn import Busy

@@ -11,7 +11,8 @@ from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.shown import shown
 from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, value_of
-from treeplay.trace.restore.snapshot import Change, Snapshot
+from treeplay.trace.restore.contents import Change
+from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.signature.references import References
 from treeplay.trace.survey.found import GONE
 from treeplay.trace.survey.given import given_name

@@ -37,7 +37,7 @@ class Survey:
 
     `watched`: plain values and functions that the program reads, with what they are now. `cells`: single places that the
     program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up. `memories`:
-    NumPy arrays and the like, whose content a trace puts back.
+    NumPy arrays and the like, whose content a trace puts back. `namespaces`: globals that code may reach by computed names.
     """
 
     tensors: dict[int, list[Place]] = field(default_factory=dict)
@@ -53,6 +53,7 @@ class Survey:
     cells: list[tuple[Place, Any]] = field(default_factory=list)
     iterators: list[Place] = field(default_factory=list)
     memories: list[tuple[Any, Place]] = field(default_factory=list)
+    namespaces: dict[int, dict[str, Any]] = field(default_factory=dict)
     of_thread: set[int] = field(default_factory=set)
     """Containers that belong to this thread alone, by `id`."""
     sealed: set[int] = field(default_factory=set)

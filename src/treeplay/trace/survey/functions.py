@@ -8,13 +8,21 @@ on its objects (`methods`), and of the user's own classes also those that code n
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import torch
 
-from treeplay.guards.reads.names import names_within, stores_within
+from treeplay.guards.reads.names import (
+    NAMESPACES,
+    imports_in,
+    inner_code,
+    names_within,
+    stores_within,
+    strings_within,
+)
 from treeplay.observe.lines import is_own_or_text, is_users_or_text
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, Names, is_of_library
 from treeplay.trace.survey.walk import SurveyWalk
@@ -27,6 +35,7 @@ _NOT_IN_A_RUN = "reduce reduce_ex getstate setstate copy deepcopy del init_subcl
 _COPIES = frozenset(f"__{name}__" for name in _NOT_IN_A_RUN.split())
 _BY_APPLY = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})  # of a custom function
 _MOST_DECORATORS = 16
+_GIVE_A_NAMESPACE = NAMESPACES | {"vars", "__dict__"}
 
 
 class SurveyedFunctions:
@@ -49,6 +58,11 @@ class SurveyedFunctions:
             self._walk.names.read(function)
             self._own_attributes(function, place)
             self._globals(function.__globals__, code, "")
+            if not NAMESPACES.isdisjoint(names_within(code)):
+                self._walk.found.namespaces[id(function.__globals__)] = function.__globals__
+            for name in sorted({name for one in (code, *inner_code(code)) for name in imports_in(one)}):
+                if isinstance(module := sys.modules.get(name), ModuleType):
+                    self._python_module(module, code, f"{name}.")
 
     def cell(self, cell: CellType, place: Place, needs: Names) -> None:
         """Follow a closure's cell."""
@@ -111,6 +125,9 @@ class SurveyedFunctions:
 
     def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
         names, stored = names_within(code), stores_within(code)
+        if not _GIVE_A_NAMESPACE.isdisjoint(names):  # `globals()["total"] += 1`
+            spelled = frozenset(text for text in strings_within(code) if text.isidentifier())
+            names, stored = names | spelled, stored | spelled
         place = root(table, prefix.rstrip(".") or "globals")
         whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
         for name in sorted(names & (table.keys() | stored)):

@@ -2,7 +2,8 @@
 
 module       its parameters, buffers and submodules, its hooks, and attributes; what its `forward` runs
 optimizer    its state and parameter groups, its hooks, and the attributes that a user's class adds
-object       its attributes, in its dictionary and in slots, and the plain values that its classes give it
+object       its attributes, in its dictionary and in slots, and the plain values that its classes give it; of a library's
+             object those that a user has put on it
 class        its data
 """
 
@@ -36,7 +37,7 @@ _ENTERED = (
     "collections",
     "multiprocessing.sharedctypes",
 )
-_KEEPS_CONTAINERS = ("weakref", "contextlib", "configparser", "sched")
+_KEEPS_CONTAINERS = ("weakref", "_weakrefset", "contextlib", "configparser", "sched")
 
 
 class SurveyedObjects:

@@ -18,9 +18,18 @@ import collections
 import contextvars
 import functools
 import gc
+import sys
 import weakref
-from collections.abc import Callable, Iterable
-from types import CellType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
+from collections.abc import Callable, Iterable, Set
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -29,7 +38,8 @@ from treeplay.guards.entries import behind_proxy, results_in
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
-from treeplay.trace.survey.found import Survey
+from treeplay.trace.restore.memory import ENVIRONMENT
+from treeplay.trace.survey.found import GONE, Survey
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, Names
 from treeplay.trace.survey.objects import SurveyedObjects
@@ -37,6 +47,13 @@ from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import PLAIN, is_a, items, table_of
 from treeplay.values.place import How, Place, root
 
+_LEAD_ELSEWHERE = (
+    ModuleType,
+    FunctionType,
+    BuiltinFunctionType,
+    type,
+    torch.Tensor,
+)  # to code, which names what it uses
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 
 
@@ -49,6 +66,23 @@ def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
             if id(value) not in walk.seen:
                 walk.enter(value, root(value, f"{type(value).__name__}#{index}"), ALWAYS)
         return _Surveyor(walk).run()
+
+
+def survey_late(module: dict[str, Any], name: str, known: Set[int], keys: Iterable[str]) -> Survey:
+    """Find what a program reaches under a name of a module, apart from objects that are known, by their `id`. `keys`: strings
+    by which it may ask for other modules."""
+    walk, value = SurveyWalk(), module.get(name)
+    if id(value) in known or is_a(value, (*PLAIN, *_LEAD_ELSEWHERE)):
+        return walk.found
+    owner = root(module, str(module.get("__name__", "module")))
+    place = owner.child(How.ITEM, module, name, f"{owner}.{name}")
+    if value is sys.modules:  # where whatever is imported appears, by the program's doing or not
+        places = (place.child(How.ITEM, value, key, f"{place}[{key!r}]") for key in keys)
+        walk.found.cells += [(at, at.read_or(GONE)) for at in places]
+        return walk.found
+    walk.seen |= known
+    walk.enter(value, place, ALWAYS)
+    return _Surveyor(walk).run()
 
 
 class _Surveyor:
@@ -69,7 +103,7 @@ class _Surveyor:
             (CellType, functions.cell),
             (type, objects.class_),
             (torch.Generator, objects.generator),
-            ((*memories(), contextvars.ContextVar), objects.memory),
+            ((*memories(), contextvars.ContextVar, ENVIRONMENT), objects.memory),
             (functools._lru_cache_wrapper, functools.partial(_cached, walk)),
             (torch.amp.GradScaler, objects.scaler),
             (ModuleType, _nothing),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.restore.snapshot import Change
+from treeplay.trace.restore.contents import Change
 from treeplay.trace.survey.found import Scaler, Survey
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Watch

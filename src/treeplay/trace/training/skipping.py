@@ -25,7 +25,8 @@ from treeplay.torch_seam.layers import scaled_step_replaced
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.schemas import is_random
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.trace.restore.snapshot import Change, Snapshot
+from treeplay.trace.restore.contents import Change
+from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.run.tape import TracedValue
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.survey.found import GONE

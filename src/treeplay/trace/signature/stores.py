@@ -1,0 +1,111 @@
+"""Stores of a run: what it assigned to attributes, read before or not, and where no replay assigns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from treeplay.errors import Refusal
+from treeplay.guards.entries import entry_of
+from treeplay.guards.walk.reach import Findings
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.trace.traced import TracedRun
+from treeplay.values.kinds import table_of
+from treeplay.values.place import How, Place
+
+
+def put_back_stores(run: TracedRun) -> None:
+    """Undo what the run assigned to attributes of modules, and of objects that were there before, where nothing else does; they
+    are noted in `run.unseen`."""
+    known, kept = _places_known(run), {id(value) for value in run.found.kept}
+    for key, noted in run.reads.objects.items():
+        if key in kept or isinstance(noted.object, ModuleType):
+            for name, before in noted.assigned.items():
+                if not known(noted.object, name) and entry_of(noted.object, name) is not before:
+                    _put_back(noted.object, name, before)
+                    run.unseen.append((noted.object, name))
+
+
+def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
+    """Refuse a program that changed an object which no replay changes, and undo it; or a module, if only by the same again."""
+    known = _places_known(run)
+    changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
+    for value, name, before in changed:
+        _put_back(value, name, before)
+    modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
+    in_modules = [(noted.object, name) for noted in modules for name in noted.assigned if not known(noted.object, name)]
+    for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
+        raise Refusal.of(
+            f"{type(value).__name__}.{name}",
+            "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
+            "change it outside of the program, or keep the object in an attribute, a closure or a global",
+            noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
+        )
+
+
+def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
+    """Tells whether an attribute of an object is among the places that a trace puts back and a replay may assign."""
+    cells = {(id(place.holder), place.key) for place, _ in run.found.cells}
+
+    def is_known(value: Any, name: str) -> bool:
+        table = table_of(value)
+        return table is None or id(table) in run.found.containers or (id(table), name) in cells
+
+    return is_known
+
+
+def _put_back(value: Any, name: str, before: Any) -> None:
+    table = vars(value)
+    if before is ABSENT:
+        table.pop(name, None)
+    else:
+        table[name] = before
+
+
+def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
+    """Attributes that the run assigned before it read them, if it did: the dictionary that holds them, and the name."""
+    return {
+        (id(table), name)
+        for noted in run.reads.objects.values()
+        if isinstance(table := getattr(noted.object, "__dict__", None), dict)
+        for name in noted.assigned
+        if name not in noted.read
+    }
+
+
+def note_what_is_gone(run: TracedRun) -> None:
+    """Attributes that were absent, and that the run assigned and took away again, count as read: what somebody has put there
+    meanwhile, a replay would have to take away."""
+    for noted in run.reads.objects.values():
+        for name, before in noted.assigned.items():
+            if before is ABSENT and entry_of(noted.object, name) is ABSENT:
+                noted.read.setdefault(name)
+
+
+def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
+    """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
+    whoever has put something else there meanwhile."""
+    for noted in run.reads.objects.values():
+        table = getattr(noted.object, "__dict__", None)
+        place = run.found.container_places.get(id(table))
+        if place is None or not isinstance(table, dict):
+            continue
+        for name, before in noted.assigned.items():
+            if name not in noted.read and name in table and table[name] is before:
+                yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
+    holders = run.reads.objects | {id(table_of(noted.object)): noted for noted in run.reads.objects.values()}
+    for place, before in run.found.cells:  # slots, which are in no dictionary, and globals of modules
+        holder = holders.get(id(place.holder))
+        is_stored = holder is not None and place.key in holder.assigned and place.key not in holder.read
+        if is_stored and place.read_or(ABSENT) is before:
+            yield place, before
+
+
+def stores_over_stand_ins(run: TracedRun) -> Iterator[tuple[Place, Any]]:
+    """Places in which a number stood as a symbol, and in which the run has put what was there before: a replay does so too."""
+    held = [number.place for number in run.numbers if number.place.anew().read_or(ABSENT) is number.value]
+    for place in dict.fromkeys(
+        at.parent if isinstance(at.holder, tuple) and at.parent is not None else at for at in held
+    ):
+        yield place, place.read_or(ABSENT)

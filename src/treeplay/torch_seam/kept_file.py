@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+_MOST_SECONDS = 60
+"""That a process waits for another one."""
 
 
 def folder() -> Path:
@@ -12,6 +17,19 @@ def folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # with all of Dynamo, which takes a second
 
     return Path(cache_dir())
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Run a block while no other process does for this file; at once where no lock can be had."""
+    from torch.utils._filelock import FileLock
+
+    path = folder() / f"{name}.lock"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # or it took too long
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(str(path), timeout=_MOST_SECONDS))
+        yield
 
 
 def read_text(name: str) -> str | None:

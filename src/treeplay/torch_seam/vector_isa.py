@@ -15,7 +15,7 @@ import torch._inductor.config as inductor_config
 from torch._inductor import cpu_vec_isa
 from torch._inductor.cpp_builder import get_cpp_compiler
 
-from treeplay.torch_seam.kept_file import read_text, write_text
+from treeplay.torch_seam.kept_file import alone, read_text, write_text
 from treeplay.torch_seam.patched import Shared
 
 
@@ -59,9 +59,13 @@ def _known(wanted: Sequence[Any], where: Any) -> list[Any]:
 
 
 def _found_out(wanted: Sequence[Any], where: Any) -> list[Any]:
-    found = next(([isa] for isa in wanted if isa), [])  # asking one compiles and loads its library
-    if found and where is not None:
-        write_text(_FILE, json.dumps({"where": where, "works": str(found[0])}))
+    # One process for all that begin at once, such as the ranks of a machine: torch loads the libraries one after the other.
+    with alone(_FILE):
+        found = _known(wanted, where) or next(
+            ([isa] for isa in wanted if isa), []
+        )  # asking one compiles and loads its library
+        if found and where is not None:
+            write_text(_FILE, json.dumps({"where": where, "works": str(found[0])}))
     return found
 
 

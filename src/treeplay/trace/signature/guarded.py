@@ -69,7 +69,11 @@ def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) ->
     constants = {id(item.source.tensor) for item in signature.inputs if isinstance(item.source, Constant)}
     compared = {}
     for guard, key, tensor in dependencies.replaceable(but=constants | run.grads_read.keys()):
-        if (tensor.dtype, tensor.device, tensor.dim()) in given:
+        if not has_strides(tensor):
+            continue
+        with DisableTorchFunctionSubclass():
+            spec = TensorSpec.of(tensor)
+        if (spec.dtype, spec.device, len(spec.shape)) in given:
             spot = id(guard.holder), hashed(key)
             place = next((place for place in run.found.tensor_at(tensor) if spot_of(place) == spot), None)
             if place is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import treeplay
 from support import assert_same, jit
 
 
@@ -59,9 +62,20 @@ NUMPYS: dict[str, Compute] = {
     "power": lambda n, a: numpy.int64(2) ** n - n ** numpy.float64(0.5),
     "divided by zero": lambda n, a: numpy.float64(1) / (n - 5),
 }
+MATH: dict[str, Compute] = {
+    "root": lambda n, a: math.sqrt(1 - 0.9**n),
+    "power": lambda n, a: math.pow(0.9, n),
+    "schedule": lambda n, a: 0.5 * (1 + math.cos(math.pi * n / 10)),
+    "logarithm": lambda n, a: math.log(n) - math.log1p(a),
+    "whole numbers": lambda n, a: math.floor(a * 2) - math.ceil(n / 3),
+    "of two": lambda n, a: math.atan2(n, 2) - math.fmod(a, 0.7),
+    "of NumPy's": lambda n, a: math.sqrt(n * numpy.float64(2)),
+    "by name": lambda n, a: sum(map(math.fabs, (a, -n))),
+    "to a base": lambda n, a: math.log(n + 1, 3),  # of which no recording computes the value
+}
 ALL = {
     f"{kind}, {name}": compute
-    for kind, every in {"comparisons": COMPARISONS, "rounded": ROUNDED, "numpy": NUMPYS}.items()
+    for kind, every in {"comparisons": COMPARISONS, "rounded": ROUNDED, "numpy": NUMPYS, "math": MATH}.items()
     for name, compute in every.items()
 }
 
@@ -108,6 +122,48 @@ def test_comparisons_are_counted() -> None:
         return x * s.hits - 1
 
     assert beside_eager(program).replays >= 7
+
+
+@pytest.mark.parametrize("what", [f"math, {name}" for name in MATH if name != "to a base"])
+def test_functions_of_math_are_computed_by_each_replay(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n, s.a = s.n + 1, s.a * 1.1
+        s.made = ALL[what](s.n, s.a)
+        return x * s.made - 1
+
+    found = beside_eager(program)
+    assert (found.recordings, found.refusals) == (1, 0)
+
+
+@pytest.mark.compile
+def test_functions_of_math_are_computed_beside_compiled_code() -> None:
+    mine, twin = Counts(), Counts()
+
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        return x * math.sqrt(1 - 0.9**s.n) - math.floor(s.n / 2)
+
+    step = jit(lambda x: program(mine, x), lower="inductor")
+    for call in range(6):
+        x = torch.arange(3.0) + call
+        assert_same(step(x), program(twin, x))
+    assert step.statistics().recordings == 1
+
+
+def test_the_line_is_told_that_needs_the_number_itself() -> None:
+    counts = Counts()
+
+    def program(x: Tensor) -> Tensor:
+        counts.n += 1
+        return x * math.hypot(counts.n, 2)  # the line
+
+    step = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="from 3 to 4") as told:
+        for _ in range(4):
+            step(torch.ones(2))
+    line = inspect.getsource(program).splitlines().index("        return x * math.hypot(counts.n, 2)  # the line")
+    where = f"{__file__}:{inspect.getsourcelines(program)[1] + line}"
+    assert f"it needs the number itself at {where}" in str(told[0].message)
 
 
 @pytest.mark.parametrize("what", ["rounded, tens", "rounded, digits", "numpy, integer behind", "numpy, float before"])
@@ -211,6 +267,8 @@ DIVIDING: dict[str, Compute] = {
     "remainder": lambda n, a: 7 % (n - 5),
     "power": lambda n, a: (a * 1e200) ** (n - 4),
     "rounded": lambda n, a: round(a * 10.0 ** (60 * n) * 1e9),
+    "root": lambda n, a: math.sqrt(5 - n),
+    "exponential": lambda n, a: math.exp(200.0 * n),
 }
 
 
@@ -220,7 +278,7 @@ def test_arithmetic_that_raises_does_so_as_in_eager(what: str) -> None:
         s.n += 1
         try:
             s.made = DIVIDING[what](s.n, s.a)
-        except ArithmeticError as error:
+        except (ArithmeticError, ValueError) as error:
             s.made = type(error)
         return x - 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ def load_source(source: Source) -> Callable[..., Any]:
     file = f"<treeplay {source.name} {next(_numbers)}>"
     # No modification time: `linecache.checkcache` must not look for the file on disk.
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
-    scope = dict(source.names)
+    scope = {"math": math, **source.names}
     exec(compile(source.text, file, "exec"), scope)
     function: Callable[..., Any] = scope.pop(source.entry)  # whose globals these are: it would keep itself alive
     hide_from_dynamo(function)

@@ -25,14 +25,12 @@ from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.autograd import histories_given, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import native_layers, plain_functions
-from treeplay.torch_seam.symbols import classes_asked, integers_rounded, numpy_asks
 from treeplay.trace.arrays import arrays_become_tensors
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
-from treeplay.trace.numbers.numpy_numbers import meet_numpys
-from treeplay.trace.numbers.of_builtins import class_for, rounded
+from treeplay.trace.numbers.of_builtins import numbers_answer
 from treeplay.trace.numbers.stand_ins import (
     check_arrays,
     stand_in_for_arguments,
@@ -160,9 +158,7 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
         arrays_become_tensors() if run.call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
-        numpy_asks(meet_numpys),
-        classes_asked(class_for),
-        integers_rounded(rounded),
+        numbers_answer(),
         plain_functions(),
         apart,
         mode_in_backward(run.watch),  # Python that a backward calls may do as much to a tensor

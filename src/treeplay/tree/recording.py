@@ -8,6 +8,7 @@ make ─▶ launch ─▶ it fits: kept
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Observation, Recording
 from treeplay.tree.tiers import promote
 from treeplay.tree.worth.holdings import holdings
+from treeplay.values.location import Location
 from treeplay.values.place import Trail
 from treeplay.wrap.emit import MISS
 
@@ -32,10 +34,12 @@ _MOST_WAITS = 16  # calls that are too early to record, before a program is refu
 
 
 class _NumbersStay(Exception):
-    """What could not be recorded had numbers as inputs, and may be recorded without: without those that it `needed`, or any."""
+    """What could not be recorded had numbers as inputs, and may be recorded without: without those that it `needed`, at the
+    line `where`, or any."""
 
-    def __init__(self, needed: tuple[Trail, ...]) -> None:
+    def __init__(self, needed: tuple[Trail, ...], where: Location | None) -> None:
         self.needed = needed
+        self.where = where
 
 
 class _CountsUp(Exception):
@@ -77,7 +81,7 @@ class CallRecorder:
         except (Busy, UsageError):  # another call may find nobody in its way
             return answers.eagerly(entry, call, OTHERS)
         except _NumbersStay as stay:
-            answers.cache.keys.fix_numbers(entry, call, stay.needed)
+            answers.cache.keys.fix_numbers(entry, call, stay.needed, stay.where)
             return answers.eagerly(entry, call, "a number that varies is no input")
         except _CountsUp:
             return self.record(entry, answers.cache.keys.state.marked(call), seen, has_changed=has_changed)
@@ -145,7 +149,12 @@ class CallRecorder:
                 # Something else makes the difference, and not the numbers of the state.
                 is_other = isinstance(reason, Differing) and not call.numbers
                 if call.has_numbers and not is_other:
-                    raise _NumbersStay(reason.needed) from reason
+                    raise _NumbersStay(reason.needed, reason.reason.where) from reason
+                where = self._answers.cache.keys.state.needed_at(reason.counted)
+                if where is not None:
+                    reason.reason = replace(
+                        reason.reason, why=f"{reason.reason.why}; it needs the number itself at {where}"
+                    )
             raise
         self._gate.drain()
         return recording

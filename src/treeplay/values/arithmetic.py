@@ -1,10 +1,22 @@
-"""Arithmetic on numbers: Python's operators, as functions and as text."""
+"""Arithmetic on numbers: Python's operators and functions of `math`, as functions and as text."""
 
 from __future__ import annotations
 
 import math
 import operator
 from typing import Any
+
+_OF_ONE = (
+    "sqrt exp expm1 log log2 log10 log1p sin cos tan tanh sinh cosh asin acos atan fabs floor ceil degrees radians"
+)
+FUNCTIONS: dict[Any, str] = {
+    **{getattr(math, name): f"math.{name}({{}})" for name in _OF_ONE.split()},
+    **{
+        function: f"math.{function.__name__}({{}}, {{}})"
+        for function in (math.pow, math.atan2, math.fmod, math.copysign)
+    },
+}
+"""Functions of `math`, and how a call is written: `math` is a name in all code that is generated."""
 
 FORMS: dict[Any, str] = {
     operator.add: "{} + {}",
@@ -24,8 +36,11 @@ FORMS: dict[Any, str] = {
     operator.le: "{} <= {}",
     operator.gt: "{} > {}",
     operator.ge: "{} >= {}",
+    **FUNCTIONS,
 }
 """What is computed with numbers, and how that is written of operands."""
+CALLS = frozenset({abs, float, round, *FUNCTIONS})
+"""Of these the ones that are calls, which need no parentheses around them."""
 COMPARISONS = frozenset({operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge})
 
 

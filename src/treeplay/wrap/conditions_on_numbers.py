@@ -3,6 +3,7 @@ that may be any."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,10 +63,10 @@ class SizesAre(Condition):
         return None
 
 
-def _answer(question: str, found: dict[str, Any]) -> Any:
+def _answer(question: str, found: Mapping[str, Any]) -> Any:
     """The answer to a question about numbers; None where there is none, as behind a division by zero."""
     try:
-        return eval(question, found)
+        return eval(question, {"math": math}, found)
     except (ArithmeticError, ValueError):
         return None
 
@@ -121,14 +122,14 @@ class Branches(Condition):
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Whether it has its outcome for these values of the numbers, by name."""
-        return bool(_answer(self.guard.expression, {"abs": abs, **values}) == self.guard.expected)
+        return bool(_answer(self.guard.expression, values) == self.guard.expected)
 
     def difference(self, call: Call) -> Mismatch | None:
         found = {number.name: current(number.place, call) for number in self.numbers}
         if not all(IsNumber(number).fits(found[number.name]) for number in self.numbers):
             return None  # told already
         values = {name: value if type(value) in (int, float) else as_float(value) for name, value in found.items()}
-        outcome = _answer(self.guard.expression, {"abs": abs, **values})
+        outcome = _answer(self.guard.expression, values)
         if outcome == self.guard.expected:
             return None
         names = ", ".join(str(number.place) for number in self.numbers if number.name in self.names)

@@ -1,12 +1,20 @@
-"""What Python's builtin functions get for a symbolic number."""
+"""What Python's builtin functions, and those of `math`, get for a symbolic number."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
 from treeplay.observe.lines import OURS, TORCH
+from treeplay.torch_seam.dynamo import skip_code
+from treeplay.torch_seam.patched import Shared, all_wanted
+from treeplay.torch_seam.symbols import classes_asked, integers_rounded, numpy_asks
+from treeplay.trace.numbers.numpy_numbers import meet_numpys
 from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
+from treeplay.values.arithmetic import FUNCTIONS
 
 
 def rounded(number: Any, ndigits: Any = None) -> Any:
@@ -22,3 +30,33 @@ def class_for(number: Any, code: CodeType) -> type | None:
         return None
     scalar: Scalar = number.node
     return scalar.cls
+
+
+def _of_math(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+    def of_math(*numbers: Any) -> Any:
+        scalars = [scalar for number in numbers if (scalar := scalar_of(number)) is not None] if is_wanted() else []
+        if not scalars or not all(isinstance(number, (int, float)) or scalar_of(number) for number in numbers):
+            return original(*numbers)
+        of = [scalar_of(number) or scalars[0].fixed(number) for number in numbers]
+        if len(of) != FUNCTIONS[original].count("{}") or any(each.text is None for each in of):
+            return original(*numbers)
+        return symbolic(of[0].computed(original, *of[1:]))
+
+    skip_code(of_math.__code__, with_callees=True)  # Dynamo may be at work in another thread
+    return of_math
+
+
+_SHARED = [Shared(math, function.__name__, _of_math) for function in FUNCTIONS]
+
+
+@contextlib.contextmanager
+def numbers_answer() -> Iterator[None]:
+    """In the block, symbolic numbers answer Python's builtin functions, NumPy and `math` as the numbers that they stand for.
+    Of themselves, functions of `math` ask for the value."""
+    with (
+        numpy_asks(meet_numpys),
+        classes_asked(class_for),
+        integers_rounded(rounded),
+        all_wanted(_SHARED),
+    ):
+        yield

@@ -23,7 +23,7 @@ from treeplay.observe.lines import OURS, TORCH, user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.trace.numbers.numpy_numbers import as_pythons, numpys_class
 from treeplay.trace.numbers.world import ScalarWorld
-from treeplay.values.arithmetic import COMPARISONS, FORMS, literal
+from treeplay.values.arithmetic import CALLS, COMPARISONS, FORMS, FUNCTIONS, literal
 from treeplay.values.signature import is_integer_of_64_bits
 
 SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -106,15 +106,16 @@ class Scalar:
         return self
 
     def wrap_int(self, number: int) -> Scalar:
-        return self._constant(float(number) if self.is_float() else int(number))
+        return self.fixed(float(number) if self.is_float() else int(number))
 
     def wrap_float(self, number: float) -> Scalar:
-        return self._constant(number)
+        return self.fixed(number)
 
     def wrap_bool(self, number: bool) -> Scalar:
-        return self._constant(number)
+        return self.fixed(number)
 
-    def _constant(self, number: Any, *, boolean: bool = False) -> Scalar:
+    def fixed(self, number: Any, *, boolean: bool = False) -> Scalar:
+        """A number that is the same in each call."""
         known = as_pythons(number)
         return Scalar(
             self.world,
@@ -128,7 +129,7 @@ class Scalar:
 
     def beside(self, number: Any) -> torch.SymFloat | torch.SymInt:
         """A number of NumPy's, to compute with."""
-        return symbolic(self._constant(number))
+        return symbolic(self.fixed(number))
 
     @property
     def cls(self) -> type:
@@ -148,31 +149,32 @@ class Scalar:
 
     # Where a plain value is needed.
     def guard_float(self, file: str, line: int) -> float:
-        return float(self._decide())
+        return float(self.decide())
 
     def guard_bool(self, file: str, line: int) -> bool:
-        return bool(self._decide())
+        return bool(self.decide())
 
     def bool_(self) -> bool:
         if self.boolean:
-            return bool(self._decide())
+            return bool(self.decide())
         # `if weight_decay:` asks whether it is zero, not what it is.
-        return bool(self._computed(operator.ne, self.wrap_int(0))._decide())
+        return bool(self.computed(operator.ne, self.wrap_int(0)).decide())
 
     def expect_true(self, file: str, line: int) -> bool:
         # torch checks that the base of a power is not negative; for a number read from a tensor only the run can tell.
-        return True if self.text is None else bool(self._decide())
+        return True if self.text is None else bool(self.decide())
 
     def guard_int(self, file: str, line: int) -> int:
-        return int(self._decide())
+        return int(self.decide())
 
     def int_(self) -> int:
-        return int(self._decide())
+        return int(self.decide())
 
     def float_(self) -> float:
-        return float(self._decide())
+        return float(self.decide())
 
-    def _decide(self) -> float | bool:
+    def decide(self) -> float | bool:
+        """Its value, which is guarded."""
         if not self.world.is_mine:
             return self.value
         if self.text is None:
@@ -191,13 +193,14 @@ class Scalar:
             return repr(self.value)
         # By the frame above torch's own `__repr__`: what a program makes of the text, a name of an entry say, it may keep.
         if self.integer or not sys._getframe(2).f_code.co_filename.startswith((TORCH, OURS)):
-            return repr(self._decide())
+            return repr(self.decide())
         return f"<{self.text or 'number of a tensor'}>"
 
     __repr__ = __str__
     _graph_repr = __str__
 
-    def _computed(self, fn: Callable[..., Any], *others: Scalar) -> Scalar:
+    def computed(self, fn: Callable[..., Any], *others: Scalar) -> Scalar:
+        """What one of `FORMS` gives of it and others."""
         of = (self, *others)
         texts = [each.text for each in of]
         known, boolean = None not in texts, fn in COMPARISONS
@@ -205,25 +208,25 @@ class Scalar:
         # Numbers of tensors have no value: any will do, since `_decide` refuses to tell it.
         value: float | bool = fn(*(each.value for each in of)) if is_given else False if boolean else 1.0
         if not self.world.is_mine:
-            return self._constant(value, boolean=boolean)
+            return self.fixed(value, boolean=boolean)
         # Of constants, as the outcome of a comparison is one in arithmetic, there is nothing to compute in the graph.
         nodes = [each.node for each in of]
         words = FORMS[fn].format(*texts)
         return Scalar(
             self.world,
-            text=None if not known else words if fn in (abs, float, round) else f"({words})",
+            text=None if not known else words if fn in CALLS else f"({words})",
             value=value,
             node=self.world.call(fn, *nodes) if any(isinstance(node, torch.fx.Node) for node in nodes) else value,
             boolean=boolean,
             integer=type(value) is int,
-            is_numpys=any(each.is_numpys for each in of),
+            is_numpys=any(each.is_numpys for each in of) and fn not in FUNCTIONS,
         )
 
     def pos(self) -> Scalar:
         return self
 
     def sym_float(self) -> Scalar:
-        return self._computed(float) if self.integer else self
+        return self.computed(float) if self.integer else self
 
     def round(self, ndigits: Any = None) -> Scalar:
         """As `round` does; digits before the point are all that an integer loses."""
@@ -231,20 +234,20 @@ class Scalar:
             return self
         digits = plain(ndigits)
         if self.text is None or self.is_numpys:  # whose floats round in another way
-            return self._constant(round(self.cls(self._decide()), digits))
-        return self._computed(round, Scalar(self.world, text=repr(digits), value=digits, node=digits))
+            return self.fixed(round(self.cls(self.decide()), digits))
+        return self.computed(round, Scalar(self.world, text=repr(digits), value=digits, node=digits))
 
 
 def _install(name: str, fn: Callable[..., Any]) -> None:
     def method(self: Scalar, *others: Scalar) -> Scalar:
-        return self._computed(fn, *others)
+        return self.computed(fn, *others)
 
     setattr(Scalar, name, method)
 
 
 setattr(Scalar, "str", Scalar.__str__)  # torch's name for it; as a `def` it would hide the type in the class  # noqa: B010
 _METHODS = {
-    **{fn.__name__: fn for fn in FORMS if fn not in (float, round)},
+    **{fn.__name__: fn for fn in FORMS if fn not in CALLS - {abs}},
     "float_truediv": operator.truediv,
     "int_truediv": operator.truediv,
     "int_floordiv": operator.floordiv,

@@ -22,6 +22,7 @@ from treeplay.trace.numbers.numpy_numbers import is_float
 from treeplay.trace.signature.make import mentions
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import PLAIN_DICTS
+from treeplay.values.location import Location
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
@@ -106,18 +107,25 @@ def check_numbers(run: TracedRun) -> None:
         for number in run.given:
             raise Refusal.of(f"argument {number.place.label}", _TYPES, "use isinstance, or pass a tensor", None)
         raise not_inputs(run, [number.place for number in run.varying], _TYPES)
-    fixed = [guard.expression for guard in run.tracer.world.guards.values() if not isinstance(guard.expected, bool)]
+    fixed = [guard for guard in run.tracer.world.guards.values() if not isinstance(guard.expected, bool)]
+    where = {
+        number.place: guard.where
+        for guard in reversed(fixed)
+        for number in (*run.given, *run.varying)
+        if mentions(guard.expression, number.name)
+    }
     for number in run.given:
-        if any(mentions(text, number.name) for text in fixed):
-            raise Refusal.of(f"argument {number.place.label}", _NEEDED, "pass a tensor", None)
-    needed = [number.place for number in run.varying if any(mentions(text, number.name) for text in fixed)]
+        if number.place in where:
+            raise Refusal.of(f"argument {number.place.label}", _NEEDED, "pass a tensor", where[number.place])
+    needed = [number.place for number in run.varying if number.place in where]
     if needed:
-        raise not_inputs(run, needed, _NEEDED)
+        raise not_inputs(run, needed, _NEEDED, where[needed[0]])
 
 
-def not_inputs(run: TracedRun, places: Sequence[Place], why: str) -> Refusal:
+def not_inputs(run: TracedRun, places: Sequence[Place], why: str, where: Location | None = None) -> Refusal:
     """The refusal of a program for numbers of its state that were to be inputs."""
-    refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", run.snapshot.line_of_change(places[0]))
+    where = where or run.snapshot.line_of_change(places[0])
+    refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", where)
     refusal.needed = tuple(trail for place in places if (trail := place.trail) is not None)
     return refusal
 

@@ -11,14 +11,18 @@ import torch
 import torch.fx
 
 from treeplay.guards.reads.reads import Reads
+from treeplay.observe.lines import user_location
+from treeplay.values.location import Location
 
 
 @dataclass(frozen=True, slots=True)
 class ScalarGuard:
-    """A Python expression over the scalar inputs `s0, s1, ...` and the value it must keep."""
+    """A Python expression over the scalar inputs `s0, s1, ...` and the value it must keep; `where` the program needs that
+    value itself, and not only an answer to a comparison."""
 
     expression: str
     expected: bool | float
+    where: Location | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.expression} is {self.expected}"
@@ -46,7 +50,8 @@ class ScalarWorld:
     def guard(self, text: str, expected: bool | float) -> None:
         """Remember that `text` was decided to be `expected`."""
         if text not in self.guards:
-            self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected)))
+            where = None if isinstance(expected, bool) else self._unnoted(user_location)
+            self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected, where)))
 
     def _unnoted(self, do: Callable[[], Any]) -> Any:
         was_noting = self.reads is not None and self.reads.pause()

@@ -28,6 +28,7 @@ from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import Entry, EntryTable
 from treeplay.tree.worth.budget import Budget, Pause
 from treeplay.values.flatten import holds_tensors, may_open
+from treeplay.values.location import Location
 from treeplay.values.place import Trail
 from treeplay.values.structure import is_unhashable
 
@@ -108,11 +109,13 @@ class Keys:
         self._forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
         return True
 
-    def fix_numbers(self, entry: Entry, call: Call, needed: Collection[Trail] = ()) -> None:
+    def fix_numbers(
+        self, entry: Entry, call: Call, needed: Collection[Trail] = (), where: Location | None = None
+    ) -> None:
         """Have numbers that were inputs be none from now on: those of the state that are `needed`. Where that is not known,
         those among the arguments, which are part of the key again; all of the state if there are none."""
         if needed or not call.numbers:
-            self.state.fix(needed)
+            self.state.fix(needed, where)
         if not needed:
             self._numbers.fix(call)
             self._forget([key for key, at in self._table.items() if at is entry])

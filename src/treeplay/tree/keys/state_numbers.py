@@ -16,6 +16,7 @@ from typing import Any
 
 from treeplay.trace.call import Call
 from treeplay.trace.survey.found import GONE
+from treeplay.values.location import Location
 from treeplay.values.place import Trail
 from treeplay.values.same import is_same
 from treeplay.values.signature import may_be_input
@@ -29,7 +30,7 @@ class StateNumbers:
     def __init__(self, *, may_be_inputs: bool) -> None:
         self._may_be_inputs = may_be_inputs
         self.trails: tuple[Trail, ...] = ()
-        self._fixed: set[Trail] = set()
+        self._fixed: dict[Trail, Location | None] = {}  # with where the program needs the number itself
 
     def marked(self, call: Call) -> Call:
         """The call, with the numbers that are to be inputs of a recording."""
@@ -45,15 +46,21 @@ class StateNumbers:
     def add(self, trails: Collection[Trail]) -> bool:
         """Have the numbers there be inputs from now on; whether that is something new."""
         new = [trail for trail in dict.fromkeys(trails) if trail not in self.trails]
-        if not self._may_be_inputs or not new or not self._fixed.isdisjoint(new):
+        if not self._may_be_inputs or not new or not self._fixed.keys().isdisjoint(new):
             return False
         if len(self.trails) + len(new) > _MOST:
             return False
         self.trails = (*self.trails, *new)
         return True
 
-    def fix(self, trails: Iterable[Trail]) -> None:
-        """Have these, or all if there are none, be guarded again."""
-        fixed = set(trails) or {*self.trails}
-        self._fixed |= fixed
+    def needed_at(self, trails: Iterable[Trail]) -> Location | None:
+        """The line for which one of these is no input, if one is known."""
+        return next((where for trail in trails if (where := self._fixed.get(trail)) is not None), None)
+
+    def fix(self, trails: Iterable[Trail], where: Location | None = None) -> None:
+        """Have these, which the program needs at the line `where`, or all if there are none, be guarded again."""
+        fixed = set(trails)
+        where = where if fixed else None
+        fixed = fixed or {*self.trails}
+        self._fixed |= dict.fromkeys(fixed, where)
         self.trails = tuple(trail for trail in self.trails if trail not in fixed)

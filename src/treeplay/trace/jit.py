@@ -27,6 +27,7 @@ from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import classes_asked, numpy_asks
 from treeplay.trace.arrays import arrays_become_tensors
+from treeplay.trace.by_class import known_as_tensors
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.going_on import EagerReads, GoingOn
@@ -108,6 +109,7 @@ def _trace(
     *,
     is_marking: bool,
 ) -> tuple[Trace, TracedRun]:
+    known_as_tensors()
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:

@@ -24,8 +24,15 @@ from torch.utils.hooks import RemovableHandle
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
-from treeplay.guards.reads.names import asks_its_own, computes_names, goes_behind
-from treeplay.guards.reads.reads import WHOLE, ObjectReads
+from treeplay.guards.reads.names import (
+    asks_its_own,
+    computes_names,
+    goes_behind,
+    names_in,
+    strings_within,
+    values_within,
+)
+from treeplay.guards.reads.reads import WHOLE, ObjectReads, Reads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
 from treeplay.guards.walk.walk import Walk
@@ -50,6 +57,7 @@ class Objects:
         # Torch's own code asks a class for names that it spells out.
         callers = {code for found in asked for code in found if not code.co_filename.startswith(TORCH)}
         self._asks_classes = any(map(computes_names, callers))
+        self._asks_subclasses = _may_have_asked(reads, "__subclasses__")
         self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
@@ -165,7 +173,7 @@ class Objects:
             asks = False
         names = self._walk.names
         counts = functools.partial(matters, names, asks)
-        if "__subclasses__" in names and str(cls.__module__).partition(".")[0] != "torch":
+        if self._asks_subclasses and str(cls.__module__).partition(".")[0] != "torch":
             self._subclasses_of(cls)
         table = real_table(cls)
         self._walk.dependencies.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))
@@ -194,6 +202,14 @@ class Objects:
                 self._walk.enter(noted.object, noted.object.__name__)
             elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
                 self._walk.enter(noted.object, f"a {type(noted.object).__name__}")
+
+
+def _may_have_asked(reads: Reads, name: str) -> bool:
+    """Whether the run may have called this method of classes. Code that names it need not have come to the call; but where it
+    takes the method as a value, C code may have called it, of which nothing tells."""
+    codes = [code for code in (reads.code or {}).values() if name in names_in(code)]
+    taken = any(name in values_within(code) | strings_within(code) for code in codes)
+    return reads.code is None or taken or f"type.{name}" in reads.methods
 
 
 def _class_of(code: types.CodeType) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.kinds import HEAP, slots_in
+from treeplay.values.kinds import HEAP, is_hidden, slots_in
 from treeplay.values.structure import (
     DICTS,
     Leaf,
@@ -166,17 +166,19 @@ def _open_object(value: Any) -> _TakenApart | None:
         parts = [base.__getitem__(value, key) for key in keys]
     else:
         parts = list(base.__iter__(value)) if base in (list, tuple) else []
-    rest = _attributes_of(cls)
     try:
+        rest = _attributes_of(cls)
         return keys, [*parts, *(object.__getattribute__(value, name) for name in rest)], rest
-    except AttributeError:  # a slot without a value
+    except AttributeError:  # a slot without a value, or one that a derived class hides
         return None
 
 
 def _attributes_of(cls: type) -> tuple[str, ...]:
-    slots = [name for base in cls.__mro__ for name in slots_in(base)]
+    slots = [(base, name) for base in cls.__mro__ for name in slots_in(base)]
+    if any(is_hidden(cls, base, name) for base, name in slots):
+        raise AttributeError
     table = ("__dict__",) if cls.__dictoffset__ else ()
-    return (*table, *dict.fromkeys(slots))
+    return (*table, *dict.fromkeys(name for _, name in slots))
 
 
 def parts_in(structure: Structure, value: Any) -> list[Any]:

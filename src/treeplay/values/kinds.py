@@ -84,6 +84,11 @@ def slots_in(cls: type) -> list[str]:
     return [name for name, entry in entries if is_a(entry, MemberDescriptorType) and name not in _OFFSETS]
 
 
+def is_hidden(cls: type, base: type, name: str) -> bool:
+    """Whether objects of `cls` have something else under the name of a slot that its base class gives them, as a property."""
+    return next(found for found in cls.__mro__ if name in vars(found)) is not base
+
+
 # By which classes in C, as `functools.partial`, tell Python where in an object something lies.
 _OFFSETS = ("__dictoffset__", "__weaklistoffset__", "__vectorcalloffset__")
 

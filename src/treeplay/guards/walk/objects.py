@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
+from treeplay.guards.entries import hashed, is_found_on, matters, real_table, users_attributes
 from treeplay.guards.reads.names import (
     asks_its_own,
     computes_names,
@@ -41,7 +41,7 @@ from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import HEAP, is_a, is_hidden, is_iterator, slots_in, table_of
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -135,7 +135,11 @@ class Objects:
     def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
         for cls in type(value).__mro__:
             for name in slots_in(cls) if cls.__flags__ & HEAP else ():
-                if names is None or name in names:
+                if is_hidden(type(value), cls, name):  # which code of the base class reads behind that name
+                    entry = vars(cls)[name]
+                    ask = functools.partial(_in_slot, entry, value)
+                    self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), hashed(entry))))
+                elif names is None or name in names:
                     ask = functools.partial(getattr, value, name, ABSENT)
                     self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
 
@@ -210,6 +214,13 @@ def _may_have_asked(reads: Reads, name: str) -> bool:
     codes = [code for code in (reads.code or {}).values() if name in names_in(code)]
     taken = any(name in values_within(code) | strings_within(code) for code in codes)
     return reads.code is None or taken or f"type.{name}" in reads.methods
+
+
+def _in_slot(slot: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return ABSENT
 
 
 def _class_of(code: types.CodeType) -> str:

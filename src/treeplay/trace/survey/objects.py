@@ -23,7 +23,7 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_hidden, is_iterator, slots_in, table_of
 from treeplay.values.place import How, Place, root
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
@@ -174,7 +174,9 @@ class SurveyedObjects:
     def _slots(self, value: Any, place: Place, needs: Names) -> None:
         for cls in type(value).__mro__:
             for name in slots_in(cls) if "__slots__" in cls.__dict__ else ():
-                here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+                is_other = is_hidden(type(value), cls, name)
+                how, key = (How.SLOT, vars(cls)[name]) if is_other else (How.ATTRIBUTE, name)
+                here = place.child(how, value, key, f"{place}.{name}")
                 self._walk.enter_place(here, needs | {name})
 
     def _of_class(self, value: Any, place: Place) -> None:

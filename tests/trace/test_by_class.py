@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -57,21 +57,6 @@ def test_the_same_in_a_program_that_the_caller_differentiates(einops: Any) -> No
         jitted(torch.zeros(2)).sum().backward()
     assert einops.asked == 1 and jitted.statistics().replays == 3
     assert weight.grad is not None and weight.grad.tolist() == [-12.0, -12.0]
-
-
-def test_notes_under_several_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: Any = ModuleType("einx._src.frontend.backend")
-    notes = {(torch.Tensor, int): Backend()}
-    made.registry = SimpleNamespace(state=SimpleNamespace(tensortypes_to_backend=notes))
-    monkeypatch.setitem(sys.modules, made.__name__, made)
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return x * made.registry.state.tensortypes_to_backend[type(x * 1), int].factor - 1
-
-    jitted = jit(program)
-    for _ in range(3):
-        assert_same(jitted(torch.ones(2)), torch.full((2,), 2.0))
-    assert jitted.statistics().replays == 2
 
 
 def test_a_library_that_notes_elsewhere_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.noticing import noticing
+from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.tape import TraceTape
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.run.waiting import no_waiting
@@ -163,6 +164,7 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
         numpy_asks(meet_numpys),
         classes_asked(class_for),
         plain_functions(),
+        ProductsAsEager(),
         apart,
         mode_in_backward(run.watch),  # Python that a backward calls may do as much to a tensor
         run.tracer,

@@ -128,7 +128,8 @@ def _open(value: Any, above: tuple[int, ...] = ()) -> _TakenApart | None:
 def may_open(value: Any) -> bool:
     """Whether `value` is an object which is its attributes, and the items of a builtin container if it is one, and no more."""
     cls = type(value)
-    if issubclass(cls, _NO_BATCHES) or callable(value) or hasattr(cls, "__next__"):
+    is_function = callable(value) and cls.__hash__ is not None  # else a batch that may be called, as those of PyG
+    if issubclass(cls, _NO_BATCHES) or is_function or hasattr(cls, "__next__"):
         return False
     if any(not base.__flags__ & HEAP and base not in (object, typing.Generic, *_BASES) for base in cls.__mro__):
         return False

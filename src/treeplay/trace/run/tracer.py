@@ -51,16 +51,13 @@ from treeplay.values.location import Location
 
 aten = torch.ops.aten
 # Those that are made of others arrive under inference mode alone.
-_HOST_READS = frozenset(
-    {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
-)
-_DROPOUTS = frozenset(
-    getattr(aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-)
+_HOST_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
+_DROPOUTS = {getattr(aten, f"{kind}dropout").default for kind in ("", "feature_", "alpha_", "feature_alpha_")}
 """Give their argument itself where nothing is dropped, which their schemas do not say."""
 # Operators that may change a shape in place, and may leave it as it is.
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
+_OF_TYPES = {aten.promote_types.default, aten.can_cast.default}  # which see no tensor
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -109,7 +106,7 @@ class Tracer(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
             return args[0].fake_device
         func = torchs_own(func)
-        if func.namespace == "profiler":
+        if func.namespace == "profiler" or func in _OF_TYPES:
             return func(*args, **kwargs)
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
             with self.tape.fake_mode:

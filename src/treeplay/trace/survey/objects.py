@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.entries import users_attributes
-from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
+from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS, OPTIMIZER_OWN
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
@@ -84,7 +84,8 @@ class SurveyedObjects:
             # Torch's own count in tensors.
             needed = frozenset({name}) if is_users else NEVER
             walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
-        for name in [name for name in table if name[:1] != "_" and name not in ("state", "param_groups")]:
+        own = OPTIMIZER_OWN if is_users else ("_",)
+        for name in [name for name in table if not name.startswith(own) and name not in ("state", "param_groups")]:
             walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
         if is_users:
             self._of_class(optimizer, place)

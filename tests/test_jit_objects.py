@@ -36,6 +36,13 @@ class Unhashable(Batch):
         return self is other
 
 
+class Called(Unhashable):
+    """As a batch of PyG: its entries are asked for by calling it, too."""
+
+    def __call__(self, *names: str) -> list[torch.Tensor]:
+        return [getattr(self, name) for name in names]
+
+
 class Slots:
     __slots__ = ("out", "x", "y")
 
@@ -68,7 +75,7 @@ class Attributes(dict[str, Any]):
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-KINDS = [Batch, Unhashable, Slots, Encoding, Attributes, lambda x, y: SimpleNamespace(x=x, y=y)]
+KINDS = [Batch, Unhashable, Slots, Called, Encoding, Attributes, lambda x, y: SimpleNamespace(x=x, y=y)]
 
 
 def tensors(call: int, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,7 +111,7 @@ def test_objects_that_are_made_for_each_call_are_read_as_containers(kind: Any, d
     assert device == "cpu" or launch.stage == "recorded"
 
 
-@pytest.mark.parametrize("kind", KINDS[1:3])
+@pytest.mark.parametrize("kind", KINDS[1:4])
 def test_what_a_program_assigns_is_there_after_a_replay(kind: Any) -> None:
     def program(batch: Any) -> Any:
         batch.out = batch.x * 2 - batch.y
@@ -114,6 +121,10 @@ def test_what_a_program_assigns_is_there_after_a_replay(kind: Any) -> None:
     jitted = check(program, lambda call: kind(*tensors(call)), CALLS - 1, lambda out: [out.out, out.x])
     batch = kind(*tensors(9))
     assert jitted(batch) is batch
+
+
+def test_an_argument_that_is_called() -> None:
+    check(lambda batch: batch("x")[0] * 2 - batch("y", "x")[0], lambda call: Called(*tensors(call)), CALLS - 1)
 
 
 READS: dict[str, Callable[[Any], Any]] = {

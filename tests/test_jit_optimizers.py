@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 from collections.abc import Callable
 from typing import Any
@@ -442,6 +443,42 @@ class Wrapping(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
+
+
+class Looking(torch.optim.Optimizer):
+    """As Lookahead does it: a subclass with tables of its own, that keeps what it wraps under a private name."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._base_optimizer = optimizer
+        self.param_groups, self.defaults, self.state = optimizer.param_groups, optimizer.defaults, {}  # type: ignore[assignment]
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = (
+            collections.OrderedDict(),
+            collections.OrderedDict(),
+        )
+        self._slow = [param.detach().clone() for group in self.param_groups for param in group["params"]]
+        self._steps = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = self._base_optimizer.step(closure)
+        self._steps += 1
+        if self._steps % 3 == 0:
+            for slow, param in zip(self._slow, self.param_groups[0]["params"], strict=True):
+                slow.add_(param - slow, alpha=0.5)
+                param.copy_(slow)
+        return loss
+
+
+def test_an_optimizer_under_a_private_name_of_another_is_followed() -> None:
+    net = model()
+    pair = Twins(training, net, Looking(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)))
+    pair.calls(12, batch)
+    assert pair.statistics.replays >= 6
+    assert [owners[1]._steps for owners in (pair.owners, pair.eager_owners)] == [12, 12]
+    assert_same(*(owners[1]._slow for owners in (pair.owners, pair.eager_owners)))
 
 
 class Forwarding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import assert_same, jit
 from support.follows import Story, follows
 
 Tensor = torch.Tensor
@@ -251,6 +253,38 @@ def test_a_class_called_to_make_an_object() -> Story:
     yield
     Point.__init__ = lambda self, x: setattr(self, "x", x - 5)  # type: ignore[method-assign]
     yield
+
+
+@follows()
+def test_derived_classes_that_c_code_asks_for() -> Story:
+    class Step:
+        scale = 2.0
+
+    def program(x: Tensor) -> Tensor:
+        for classes in map(Step.__subclasses__, ()), map(type.__subclasses__, (Step,)):
+            for cls in itertools.chain(*classes):
+                x = x * cls.scale - 1
+        return x
+
+    yield program
+    type("Second", (Step,), {"scale": 3.0})
+    yield
+
+
+def test_derived_classes_that_nothing_asked_for_are_no_guard() -> None:
+    class Step:
+        scale = 2.0
+
+    def program(x: Tensor, is_old: bool = False) -> Tensor:
+        classes = Step.__subclasses__() if is_old else (Step,)
+        return x * len(classes) - 1
+
+    jitted = jit(program)
+    jitted(torch.ones(2)), jitted(torch.ones(2))
+    kept = type("Second", (Step,), {"scale": 3.0})
+    assert_same(jitted(torch.ones(2)), program(torch.ones(2)))
+    assert jitted.statistics().recordings == 1 and "__subclasses__" not in jitted.explain()
+    del kept
 
 
 @follows()

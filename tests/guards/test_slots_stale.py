@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from support import jit
+from support.follows import Story, follows
 
 Tensor = torch.Tensor
 
@@ -108,6 +109,57 @@ def test_a_place_that_is_read_and_written_is_guarded(name: str) -> None:
         assert torch.equal(step(x), program(theirs, x)), at
         assert repr(content(mine)) == repr(content(theirs)), at
     assert step.statistics().replays >= 8
+
+
+class Plain:
+    __slots__ = ("value",)
+
+
+class Hiding(Plain):
+    """A property under the name of the base class's slot; the content of that is reached through the base class alone."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Any:
+        return super().value  # type: ignore[misc]
+
+
+def _put(held: Any, value: Any) -> None:
+    Plain.value.__set__(held, value)  # type: ignore[attr-defined]
+
+
+@follows()
+def test_a_slot_that_a_property_of_a_derived_class_hides_is_read() -> Story:
+    held = Hiding()
+    _put(held, 2.0)
+    yield lambda x: x * held.value - 1, lambda: held.value
+    _put(held, 3.0)
+    yield
+
+
+@follows()
+def test_a_slot_that_a_property_of_a_derived_class_hides_is_written() -> Story:
+    held = Hiding()
+    _put(held, torch.ones(3))
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 2 - held.value
+        _put(held, y[0])
+        return y
+
+    yield program, lambda: held.value
+    _put(held, torch.zeros(3))
+    yield
+
+
+def test_a_slot_that_a_property_hides_and_that_holds_nothing() -> None:
+    held = Hiding()
+    step = jit(lambda x: x * 2 - float(isinstance(held, Plain)))
+    for at in range(4):
+        x = torch.tensor([float(at)])
+        assert torch.equal(step(x), x * 2 - 1)
+    assert step.statistics().replays == 3
 
 
 class Streaming(nn.Module):

@@ -295,3 +295,66 @@ def test_a_store_to_a_module_of_a_library_is_refused() -> None:
             jitted(torch.ones(3), given)
     finally:
         del types.treeplay_last  # type: ignore[attr-defined]
+
+
+EMPTY: dict[str, Callable[[], Any]] = {
+    "a list": list,
+    "a dict": lambda: {"a": 1.5, "b": [2]},
+    "a tuple with a list": lambda: ([1], "b"),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
+def test_a_container_that_is_read_and_replaced_by_one_like_it(kind: str) -> None:
+    make = EMPTY[kind]
+
+    @follows(recordings=1)
+    def story() -> Story:
+        h = Holder()
+        h.log, h.last = make(), None
+
+        def program(x: Tensor) -> Tensor:
+            y = x * (2 + len(h.log)) - float(h.log is h.last)
+            h.log = make()
+            return y
+
+        yield program, lambda: [repr(h.log), h.log is h.last]
+        kept = h.log
+        yield
+        assert kept == h.log and kept is not h.log
+        h.log = make()
+        yield
+
+    story()
+
+
+@follows()
+def test_a_container_that_the_program_replaces_and_the_user_keeps_elsewhere_too() -> Story:
+    h = Holder()
+    h.log, h.last = [], None
+
+    def program(x: Tensor) -> Tensor:
+        y = x * (2 if h.log is h.last else 3) - len(h.log)
+        h.log = []
+        return y
+
+    yield program, lambda: [len(h.log), h.log is h.last]
+    h.last = h.log
+    yield
+    h.log = h.last = [1.5]
+    yield
+
+
+def test_a_container_that_is_replaced_by_another_each_time_is_refused() -> None:
+    h = Holder()
+    h.log = [0]
+
+    def program(x: Tensor) -> Tensor:
+        h.log = [h.log[0] + 1, "calls"]
+        return x * 2 - 1
+
+    jitted = jit(program, on_refusal="eager")
+    with pytest.warns(UserWarning, match="changes a Python value"):
+        for _ in range(4):
+            jitted(torch.ones(2))
+    assert h.log == [4, "calls"]

@@ -48,7 +48,7 @@ def spot_of(place: Place) -> tuple[int, Any] | None:
     if place.how is How.ATTRIBUTE:
         table = real_table(holder) if is_a(holder, type) else table_of(holder)
         return (id(table), key) if table is not None and key in table else (id(holder), key)
-    return (id(holder), hashed(key)) if place.how is How.ITEM else None
+    return (id(holder), hashed(key)) if place.how in (How.ITEM, How.SLOT) else None
 
 
 def keys_of(guard: ContainerGuard) -> Iterable[Any]:

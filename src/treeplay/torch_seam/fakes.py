@@ -116,9 +116,12 @@ def is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
+CLASSES_WITHOUT_DATA = (FakeTensor, FunctionalTensor)
+
+
 def is_without_data(value: Any) -> bool:
     """Whether a value is a fake, or a traced tensor that holds one."""
-    return isinstance(value, FakeTensor | FunctionalTensor)
+    return isinstance(value, CLASSES_WITHOUT_DATA)
 
 
 def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -17,6 +17,8 @@ from treeplay.torch_seam.patched import Shared
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+OPTIMIZER_OWN = ("_optimizer_", "_zero_grad_", "_warned_")
+"""How the private names begin that torch gives to every optimizer."""
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 register_call_hook = _module.register_module_forward_pre_hook

@@ -26,6 +26,7 @@ from treeplay.torch_seam.autograd import histories_given, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.trace.arrays import arrays_become_tensors
+from treeplay.trace.by_class import known_as_tensors
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.going_on import EagerReads, GoingOn
@@ -46,6 +47,7 @@ from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.noticing import noticing
+from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.tape import TraceTape
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.run.waiting import no_waiting
@@ -107,6 +109,7 @@ def _trace(
     *,
     is_marking: bool,
 ) -> tuple[Trace, TracedRun]:
+    known_as_tensors()
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:
@@ -160,6 +163,7 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
         histories_given(run.tracer.lasting.check_history),
         numbers_answer(),
         plain_functions(),
+        ProductsAsEager(),
         apart,
         mode_in_backward(run.watch),  # Python that a backward calls may do as much to a tensor
         run.tracer,

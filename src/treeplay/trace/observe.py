@@ -12,13 +12,14 @@ import torch
 from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.dynamo import dynamo_off
-from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.modes import TorchDispatchMode, native_layers
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import LIFTS, is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.run.layouts import Question, answer, question
+from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.recurrent import asked_of
 from treeplay.trace.run.tape import content
 from treeplay.trace.survey.recordable import plain_values_of
@@ -108,6 +109,8 @@ def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
         NoModesLeft(),
         dynamo_off(but_for_operators=True),
         _CTC_LOSS.wanted(),
+        native_layers(),
+        ProductsAsEager(),
         torch.autograd.set_multithreading_enabled(False),
         observer,
     ):

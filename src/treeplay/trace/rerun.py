@@ -39,6 +39,7 @@ from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.trace.run.checks import checked_by_operators
+from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.survey.found import Survey
@@ -56,9 +57,7 @@ _DATA = _ATTRIBUTES["data"].__get__
 _LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
 """Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
-_ASKED = frozenset(
-    {"__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"}
-)
+_ASKED = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"}
 """What a backward may ask of any tensor: none of them computes."""
 
 
@@ -227,8 +226,8 @@ class Rerun:
             self._substitution.is_exact = is_exact
             known = self._found.generators.values()
             self._generators = stack.enter_context(TrackedGenerators(known, is_marking=not has_company()))
-            stack.enter_context(dynamo_off())
-            stack.enter_context(autocast_cache_apart())
+            for around in (dynamo_off(), ProductsAsEager(), autocast_cache_apart()):
+                stack.enter_context(around)
             # Not at the end of `__call__`: a backward may run parts of the program again, and needs the others and the mode.
             stack.callback(self._substitution.set, (), ())
             stack.enter_context(answered_as_in_the_trace(self._substitution.is_input))

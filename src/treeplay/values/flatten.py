@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.kinds import HEAP, slots_in
+from treeplay.values.kinds import HEAP, is_hidden, slots_in
 from treeplay.values.structure import (
     DICTS,
     Leaf,
@@ -128,7 +128,8 @@ def _open(value: Any, above: tuple[int, ...] = ()) -> _TakenApart | None:
 def may_open(value: Any) -> bool:
     """Whether `value` is an object which is its attributes, and the items of a builtin container if it is one, and no more."""
     cls = type(value)
-    if issubclass(cls, _NO_BATCHES) or callable(value) or hasattr(cls, "__next__"):
+    is_function = callable(value) and cls.__hash__ is not None  # else a batch that may be called, as those of PyG
+    if issubclass(cls, _NO_BATCHES) or is_function or hasattr(cls, "__next__"):
         return False
     if any(not base.__flags__ & HEAP and base not in (object, typing.Generic, *_BASES) for base in cls.__mro__):
         return False
@@ -166,17 +167,19 @@ def _open_object(value: Any) -> _TakenApart | None:
         parts = [base.__getitem__(value, key) for key in keys]
     else:
         parts = list(base.__iter__(value)) if base in (list, tuple) else []
-    rest = _attributes_of(cls)
     try:
+        rest = _attributes_of(cls)
         return keys, [*parts, *(object.__getattribute__(value, name) for name in rest)], rest
-    except AttributeError:  # a slot without a value
+    except AttributeError:  # a slot without a value, or one that a derived class hides
         return None
 
 
 def _attributes_of(cls: type) -> tuple[str, ...]:
-    slots = [name for base in cls.__mro__ for name in slots_in(base)]
+    slots = [(base, name) for base in cls.__mro__ for name in slots_in(base)]
+    if any(is_hidden(cls, base, name) for base, name in slots):
+        raise AttributeError
     table = ("__dict__",) if cls.__dictoffset__ else ()
-    return (*table, *dict.fromkeys(slots))
+    return (*table, *dict.fromkeys(name for _, name in slots))
 
 
 def parts_in(structure: Structure, value: Any) -> list[Any]:

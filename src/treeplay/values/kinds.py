@@ -85,17 +85,24 @@ def slots_in(cls: type) -> list[str]:
     return [name for name, entry in entries if is_a(entry, MemberDescriptorType) and name not in _OFFSETS]
 
 
-def slots_of(value: Any) -> Iterator[str]:
-    """What an object keeps beside its dictionary of attributes: its slots; of an exception also what Python's classes have."""
-    is_exception = is_a(value, BaseException)
-    for cls in type(value).__mro__:
-        yield from slots_in(cls) if cls.__flags__ & HEAP or is_exception else ()
-    yield from ("args", "__cause__", "__context__") if is_exception else ()
+def slots_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object keeps beside its dictionary of attributes: its slots; of an exception also what Python's classes have.
+    Beside a name, the slot's descriptor where the object has something else under that name, as a property."""
+    cls, is_exception = type(value), is_a(value, BaseException)
+    for base in cls.__mro__:
+        for name in slots_in(base) if base.__flags__ & HEAP or is_exception else ():
+            yield name, vars(base)[name] if is_hidden(cls, base, name) else None
+    yield from (("args", None), ("__cause__", None), ("__context__", None)) if is_exception else ()
 
 
 def has_attributes(value: Any) -> bool:
     """Whether an object has a dictionary or slots for attributes of its own."""
     return table_of(value) is not None or any(slots_of(value))
+
+
+def is_hidden(cls: type, base: type, name: str) -> bool:
+    """Whether objects of `cls` have something else under the name of a slot that its base class gives them, as a property."""
+    return next(found for found in cls.__mro__ if name in vars(found)) is not base
 
 
 # By which classes in C, as `functools.partial`, tell Python where in an object something lies.

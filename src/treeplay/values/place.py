@@ -24,6 +24,7 @@ class How(Enum):
     ROOT = auto()  # a constant of the program
     ITEM = auto()  # parent[key]
     ATTRIBUTE = auto()  # getattr(parent, key)
+    SLOT = auto()  # key.__get__(parent), where a derived class has something else under the slot's name
     CELL = auto()  # parent.cell_contents
     GRAD = auto()  # parent.grad
     ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
@@ -90,6 +91,8 @@ class Place:
                 return self.holder[self.key]
             case How.ATTRIBUTE:
                 return getattr(self.holder, self.key)
+            case How.SLOT:
+                return self.key.__get__(self.holder)
             case How.CELL:
                 return self.holder.cell_contents
             case How.GRAD:
@@ -109,6 +112,8 @@ class Place:
                 self.holder[self.key] = value
             case How.ATTRIBUTE:
                 setattr(self.holder, self.key, value)
+            case How.SLOT:
+                self.key.__set__(self.holder, value)
             case How.CELL:
                 self.holder.cell_contents = value
             case How.GRAD:

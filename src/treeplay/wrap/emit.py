@@ -256,6 +256,8 @@ class _CallEmitter(CallText):
                 self.add(f"{self.base(place)}[{self.literal(place.key)}] = {value}")
             case How.CELL:
                 self.add(f"{self.constant(place.holder)}.cell_contents = {value}")
+            case How.SLOT:
+                self.add(f"{self.constant(place.key)}.__set__({self.base(place)}, {value})")
             case _:
                 self.add(f"setattr({self.base(place)}, {place.key!r}, {value})")
 

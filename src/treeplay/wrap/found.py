@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from treeplay.torch_seam.patched import ABSENT
@@ -44,16 +45,7 @@ def current(place: Place, call: Call) -> Any:
             return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
         is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
         if place.parent is not None and (place.is_read_anew or is_of_argument):
-            owner = current(place.parent, call)
-            match place.how:
-                case How.ITEM:
-                    if isinstance(owner, dict) and place.key not in owner:
-                        return ABSENT  # a defaultdict would make an entry
-                    return owner[place.key]
-                case How.GRAD:
-                    return owner.grad
-                case _:
-                    return getattr(owner, str(place.key))
+            return replace(place, holder=current(place.parent, call)).read()
         return place.read()
     except (KeyError, IndexError, AttributeError, ValueError, TypeError):
         return ABSENT

@@ -57,6 +57,8 @@ class CallText(Writer):
                     step = f"{base}.cell_contents"
                 case How.GRAD:
                     step = f"{base}.grad"
+                case How.SLOT:
+                    step = f"{self.constant(place.key)}.__get__({base})"
                 case _:
                     step = f"{base}.{place.key}"
             self.add(f"{known} = {step}")

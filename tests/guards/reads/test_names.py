@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import CodeType
+import dis
+import gc
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from treeplay.guards.reads.names import (
     goes_behind,
     imports_in,
     inner_code,
+    named_steps,
     names_in,
     names_within,
     stores_within,
@@ -21,6 +24,17 @@ from treeplay.guards.reads.names import (
     takes_tables,
     values_within,
 )
+
+
+def test_steps_with_names_are_those_that_dis_finds() -> None:
+    functions = [found for found in gc.get_objects() if type(found) is FunctionType]
+    for function in functions[:: max(1, len(functions) // 500)]:
+        code = function.__code__
+        steps = [step for step in dis.get_instructions(code) if step.opcode in dis.hasname]
+        # Since Python 3.12 a method is loaded by `LOAD_ATTR`, with a flag.
+        is_method = [step.opname == "LOAD_ATTR" and "NULL|self" in step.argrepr for step in steps]
+        names = ["LOAD_METHOD" if method else step.opname for method, step in zip(is_method, steps, strict=True)]
+        assert [*named_steps(code)] == [*zip(names, (step.argval for step in steps), strict=True)]
 
 
 def code_of(text: str) -> CodeType:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support import Twins, call_of, jit, training
+from support import Twins, assert_same, call_of, jit, training
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import PLAIN_VIEWS, FakeTensor, FakeTensorMode, device_of, new_fake, view_fake
 from treeplay.torch_seam.tensors import storage_of
@@ -118,6 +118,19 @@ def test_what_depends_on_data_is_refused_whatever_the_first_run_gave() -> None:
     jitted(x)
     with pytest.raises(Refusal, match="depends on data"):
         jitted(x)
+
+
+@pytest.mark.parametrize("other", [torch.float64, torch.int32, torch.complex64])
+def test_questions_about_dtypes_alone_are_no_part_of_a_recording(other: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 if torch.can_cast(x.dtype, other) else x - 1
+        return y.to(torch.promote_types(x.dtype, other)) - 0.5
+
+    jitted = jit(program)
+    for dtype in (torch.float32, torch.float32, torch.int64, torch.int64):
+        x = torch.tensor([1, 2]).to(dtype)
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays == 2 and jitted.statistics().recordings == 2
 
 
 def test_a_view_is_as_torch_makes_it_where_its_first_dimension_is_one() -> None:

@@ -23,9 +23,18 @@ from torch.utils.hooks import RemovableHandle
 
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import is_found_on, matters, real_table, users_attributes
-from treeplay.guards.reads.names import ASKING, asks_its_own, computes_names, goes_behind, takes_tables
-from treeplay.guards.reads.reads import WHOLE, ObjectReads
+from treeplay.guards.entries import hashed, is_found_on, matters, real_table, users_attributes
+from treeplay.guards.reads.names import (
+    ASKING,
+    asks_its_own,
+    computes_names,
+    goes_behind,
+    names_in,
+    strings_within,
+    takes_tables,
+    values_within,
+)
+from treeplay.guards.reads.reads import WHOLE, ObjectReads, Reads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
 from treeplay.guards.walk.walk import Walk
@@ -51,6 +60,7 @@ class Objects:
         ran = [code for code in (reads.code or {}).values() if not code.co_filename.startswith(TORCH)]
         callers = {id(code) for name in ASKING for code in reads.builtins.get(f"builtins.{name}", ())}
         self._asks_classes = any(takes_tables(code) or (id(code) in callers and computes_names(code)) for code in ran)
+        self._asks_subclasses = _may_have_asked(reads, "__subclasses__")
         self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
@@ -136,8 +146,11 @@ class Objects:
         return reads.names(value, also_assigned=self._walk.also_assigned)
 
     def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
-        for name in slots_of(value):
-            if names is None or name in names:
+        for name, hidden in slots_of(value):
+            if hidden is not None:  # which code of the base class reads behind that name
+                ask = functools.partial(_in_slot, hidden, value)
+                self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), hashed(hidden))))
+            elif names is None or name in names:
                 ask = functools.partial(getattr, value, name, ABSENT)
                 self._walk.follow(Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name)))
 
@@ -185,7 +198,7 @@ class Objects:
             asks = False
         names = self._walk.names
         counts = functools.partial(matters, names, asks)
-        if "__subclasses__" in names and str(cls.__module__).partition(".")[0] != "torch":
+        if self._asks_subclasses and str(cls.__module__).partition(".")[0] != "torch":
             self._subclasses_of(cls)
         table = real_table(cls)
         self._walk.dependencies.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))
@@ -214,6 +227,21 @@ class Objects:
                 self._walk.enter(noted.object, noted.object.__name__)
             elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
                 self._walk.enter(noted.object, f"a {type(noted.object).__name__}")
+
+
+def _may_have_asked(reads: Reads, name: str) -> bool:
+    """Whether the run may have called this method of classes. Code that names it need not have come to the call; but where it
+    takes the method as a value, C code may have called it, of which nothing tells."""
+    codes = [code for code in (reads.code or {}).values() if name in names_in(code)]
+    taken = any(name in values_within(code) | strings_within(code) for code in codes)
+    return reads.code is None or taken or f"type.{name}" in reads.methods
+
+
+def _in_slot(slot: types.MemberDescriptorType, value: Any) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return ABSENT
 
 
 def _class_of(code: types.CodeType) -> str:

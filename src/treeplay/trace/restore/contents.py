@@ -159,6 +159,8 @@ def _remove(place: Place) -> None:
             del place.holder[place.key]
         case How.CELL:
             del place.holder.cell_contents
+        case How.SLOT:
+            place.key.__delete__(place.holder)
         case _:
             delattr(place.holder, place.key)
 

@@ -7,7 +7,7 @@ A replay draws on from where a generator stands. A program that seeds a generato
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -102,6 +102,14 @@ def generator_in(arguments: Iterable[Any], device: torch.device) -> torch.Genera
         return next(given, torch.default_generator)
     index = device.index if device.index is not None else torch.cuda.current_device()
     return next(given, torch.cuda.default_generators[index])
+
+
+def device_drawn_on(arguments: Sequence[Any]) -> torch.device:
+    """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
+    named = [leaf for leaf in arguments if isinstance(leaf, torch.device)]
+    return next(
+        iter([*named, *(leaf.device for leaf in arguments if isinstance(leaf, torch.Tensor))]), torch.device("cpu")
+    )
 
 
 def is_own(generator: torch.Generator) -> bool:

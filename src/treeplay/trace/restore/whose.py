@@ -99,8 +99,8 @@ class Whose:
         # Nothing notes who stores into a closure's cell.
         if is_stand_in(after) or place.how is How.CELL:
             return True
-        code = self._reads.code
-        if code is None or any(place.key in names_in(one) for one in code.values()):
+        code, name = self._reads.code, place.key.__name__ if place.how is How.SLOT else place.key
+        if code is None or any(name in names_in(one) for one in code.values()):
             return True
         return "builtins.setattr" in self._reads.builtins
 

@@ -12,7 +12,7 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,10 +40,11 @@ from treeplay.trace.numbers.constants import Constants
 from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_number
 from treeplay.trace.numbers.scalars import Scalar, given_number, plain, scalar_of, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
-from treeplay.trace.restore.randomness import TrackedGenerators, generator_in
+from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
 from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
+from treeplay.trace.run.of_constants import answer_of_constants
 from treeplay.trace.run.on_fakes import OnFakes
 from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
@@ -52,16 +53,13 @@ from treeplay.values.location import Location
 
 aten = torch.ops.aten
 # Those that are made of others arrive under inference mode alone.
-_HOST_READS = frozenset(
-    {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
-)
-_DROPOUTS = frozenset(
-    getattr(aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-)
+_HOST_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
+_DROPOUTS = {getattr(aten, f"{kind}dropout").default for kind in ("", "feature_", "alpha_", "feature_alpha_")}
 """Give their argument itself where nothing is dropped, which their schemas do not say."""
 # Operators that may change a shape in place, and may leave it as it is.
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
+_OF_TYPES = {aten.promote_types.default, aten.can_cast.default}  # which see no tensor
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -110,7 +108,7 @@ class Tracer(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
             return args[0].fake_device
         func = torchs_own(func)
-        if func.namespace == "profiler":
+        if func.namespace == "profiler" or func in _OF_TYPES:
             return func(*args, **kwargs)
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
             with self.tape.fake_mode:
@@ -184,7 +182,8 @@ class Tracer(TorchDispatchMode):
         return twin.shape == fake.shape and twin.stride() == fake.stride()
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
-        generator = generator_in(leaves_of(list(arguments)), _device_of(arguments))
+        leaves = leaves_of(list(arguments))
+        generator = generator_in(leaves, device_drawn_on(leaves))
         if not self.generators.is_known(generator):
             raise self.refuse(
                 spoken_name(func),
@@ -273,6 +272,8 @@ class Tracer(TorchDispatchMode):
             node = self.tape.call(func, (value.node,), where=where)
             # A placeholder: a number without `text` has no value, and raises where Python asks for it.
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
+        if (known := answer_of_constants(self.tape, func, args)) is not None:
+            return known
         raise self.refuse(
             spoken_name(func).replace("_local_scalar_dense", "item"),
             "reads a tensor's value on the host, which a recording cannot wait for",
@@ -294,10 +295,3 @@ def _with_plain_numbers(value: Any) -> Any:
     if not any(scalar_of(leaf) is not None for leaf in leaves_of(value)):
         return value
     return with_leaves(plain, value)
-
-
-def _device_of(arguments: Iterable[Any]) -> torch.device:
-    """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
-    leaves = leaves_of(list(arguments))
-    named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
-    return next(iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, Tensor))]), torch.device("cpu"))

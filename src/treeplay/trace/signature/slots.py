@@ -20,8 +20,9 @@ from treeplay.trace.training.scaling import is_bookkeeping
 from treeplay.values.flatten import LeafTest, containers, flatten
 from treeplay.values.output import Static
 from treeplay.values.place import How, Place, Trail
-from treeplay.values.same import is_value
+from treeplay.values.same import is_same, is_value
 from treeplay.values.signature import Number, Write, may_be_input
+from treeplay.values.structure import Structure
 
 
 def find_writes(
@@ -146,7 +147,11 @@ def _write(change: Change, results: References, opens: LeafTest | None, *, is_re
     elif results.is_constant(after) and not _holds(after, torch.Tensor):
         if not _is_count(before, after) or change.is_blind or given_name(change.place) is not None:
             return Write(change.place, Static(after))
-    elif is_read_anew or (_holds(after, torch.Tensor, opens) and not _holds(after, SYMBOLS, opens)):
+    elif (
+        is_read_anew
+        or (_holds(after, torch.Tensor, opens) and not _holds(after, SYMBOLS, opens))
+        or _is_made_alike(before, after)
+    ):
         return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
@@ -160,6 +165,13 @@ def _write(change: Change, results: References, opens: LeafTest | None, *, is_re
 def _was_constant(value: Any, results: References) -> bool:
     """Whether what was there before is guarded."""
     return is_value(value) or (id(value) in results.lasting and not isinstance(value, (list, dict, set)))
+
+
+def _is_made_alike(before: Any, after: Any) -> bool:
+    """Whether a container took the place of one with the same contents: what each call leaves is what the next one expects."""
+    old, new = flatten(before), flatten(after)
+    is_container = isinstance(new[1], Structure)
+    return is_container and old[1] == new[1] and all(is_same(*pair) for pair in zip(old[0], new[0], strict=True))
 
 
 def _is_count(before: Any, after: Any) -> bool:

@@ -94,7 +94,7 @@ class SurveyedFunctions:
 
     def enter_named_methods(self) -> None:
         """Enter the methods of the user's own classes that code met so far names, or that Python calls by itself."""
-        names = self._walk.names.any()
+        names = self._walk.names.any
         makes_any = not names.isdisjoint(("type", "__class__"))  # `type(self)(...)`
         for cls in self._walk.classes:
             found: list[type] = type.__subclasses__(cls) if "__subclasses__" in names else []

@@ -38,31 +38,28 @@ class ReadNames:
 
     def __init__(self) -> None:
         self._values: set[str | _Mark] = set()  # read as values, or strings
-        self._all: set[str | _Mark] = set()  # those of methods included
+        self.any: set[str | _Mark] = set()  # with those of methods
         self._own: set[str | _Mark] = set()  # those in code that is not of an installed package
 
     def read(self, function: FunctionType) -> None:
         """Note a function that the program can run."""
         code = function.__code__
-        self._values |= values_within(code) | strings_within(code)
-        self._all |= names_within(code)
+        values = values_within(code) | strings_within(code)
+        self._values |= values
+        self.any |= values | names_within(code)
         if is_own_or_text(code.co_filename):
             self._own |= names_within(code) | strings_within(code)
-
-    def any(self) -> set[str | _Mark]:
-        """All names."""
-        return self._values | self._all
 
     def has_value(self, needs: Names, *, is_function: bool, is_number: bool) -> bool:
         """Whether a plain value counts as read that needs these names.
 
         `opt.step()` reads no number of that name, but `self.act(x)` does read the function."""
-        names = self.any() if is_function else self._values
+        names = self.any if is_function else self._values
         return needs - FOREIGN <= names and (is_number or not needs >= FOREIGN)
 
     def has_iterator(self, needs: Names) -> bool:
         """Whether an iterator counts as read that needs these names."""
-        return needs <= self.any() or needs - FOREIGN <= self._own
+        return needs <= self.any or needs - FOREIGN <= self._own
 
 
 def is_of_library(module: str) -> bool:

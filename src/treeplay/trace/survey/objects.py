@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.entries import users_attributes
-from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS
+from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS, OPTIMIZER_OWN
 from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
@@ -87,7 +87,8 @@ class SurveyedObjects:
             # Torch's own count in tensors.
             needed = frozenset({name}) if is_users else NEVER
             walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
-        for name in [name for name in table if name[:1] != "_" and name not in ("state", "param_groups")]:
+        own = OPTIMIZER_OWN if is_users else ("_",)
+        for name in [name for name in table if not name.startswith(own) and name not in ("state", "param_groups")]:
             walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
         if is_users:
             self._of_class(optimizer, place)
@@ -175,8 +176,9 @@ class SurveyedObjects:
         self._of_class(value, place)
 
     def _slots(self, value: Any, place: Place, needs: Names) -> None:
-        for name in slots_of(value):
-            here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+        for name, hidden in slots_of(value):
+            how, key = (How.ATTRIBUTE, name) if hidden is None else (How.SLOT, hidden)
+            here = place.child(how, value, key, f"{place}.{name}")
             self._walk.enter_place(here, needs | {name})
 
     def _of_class(self, value: Any, place: Place) -> None:

@@ -54,6 +54,7 @@ _LEAD_ELSEWHERE = (
     type,
     torch.Tensor,
 )  # to code, which names what it uses
+_Way = Callable[[Any, Place, Names], None]
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 
 
@@ -92,7 +93,7 @@ class _Surveyor:
         self._walk = walk
         self._functions = functions = SurveyedFunctions(walk)
         self._objects = objects = SurveyedObjects(walk, functions)
-        self._ways: tuple[tuple[Any, Callable[[Any, Place, Names], None]], ...] = (
+        self._ways: tuple[tuple[Any, _Way], ...] = (
             (torch.nn.Module, objects.module),
             (torch.optim.Optimizer, objects.optimizer),
             ((dict, list, tuple, set, frozenset, collections.deque), functools.partial(_container, walk)),
@@ -112,6 +113,8 @@ class _Surveyor:
             (MappingProxyType, functools.partial(_view, walk)),
         )
 
+        self._way_of: dict[type, _Way] = {}  # of a class, whose objects are all followed alike
+
     def run(self) -> Survey:
         while self._walk.is_waiting:
             found = self._walk.next()
@@ -128,11 +131,11 @@ class _Surveyor:
             self._walk.enter(wrapped, place.child(How.ATTRIBUTE, value, "__wrapped__", str(place)), needs)
             if is_a(value, torch.nn.Module):  # a jitted module: its tables are those of the module
                 return
-        for kind, follow in self._ways:
-            if is_a(value, kind):
-                follow(value, place, needs)
-                return
-        self._objects.instance(value, place, needs)
+        way = self._way_of.get(type(value))
+        if way is None:
+            way = next((follow for kind, follow in self._ways if is_a(value, kind)), self._objects.instance)
+            self._way_of[type(value)] = way
+        way(value, place, needs)
 
 
 def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> None:

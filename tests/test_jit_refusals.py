@@ -504,7 +504,8 @@ def test_what_changes_in_the_first_calls_alone_is_replayed_in_the_end(
             assert_same(jitted(x), eager(x), f"call {at}")
     statistics = jitted.statistics()
     assert statistics.replays > 10 and not statistics.keys[0].refusal, jitted.explain()
-    assert len(told) == 1
+    # What text there is decides which way Python goes, and each has a recording.
+    assert len(told) == (what != "a warm-up that is over")
 
 
 def test_what_changes_in_each_call_is_looked_at_ever_less(monkeypatch: pytest.MonkeyPatch) -> None:

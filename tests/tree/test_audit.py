@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import decimal
 import os
 import random
-import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,19 +237,26 @@ class OfEnvironment:
         return float(self.getenv(b"TREEPLAY_TEST_SCALE"))
 
 
-class OfInterpreter:
+class OfExtension:
     def __init__(self, _: Path) -> None:
-        self.base = round(1000 * sys.getswitchinterval()) - 2
+        self.before = decimal.getcontext().prec
+        self.set(2)
 
     def set(self, value: int) -> None:
-        sys.setswitchinterval((self.base + value) / 1000)
+        decimal.getcontext().prec = value
 
     def read(self) -> float:
-        return float(round(1000 * sys.getswitchinterval()) - self.base)
+        return float(len(str(decimal.Decimal(1) / 3).partition(".")[2]))
 
 
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("kind", [OfFile, OfEnvironment, OfInterpreter])
+@pytest.fixture
+def own_context() -> Iterator[None]:
+    with decimal.localcontext():
+        yield
+
+
+@pytest.mark.usefixtures("at_once", "own_context")
+@pytest.mark.parametrize("kind", [OfFile, OfEnvironment, OfExtension])
 def test_what_no_guard_sees_is_found_told_and_recorded_anew(kind: Any, tmp_path: Path) -> None:
     world = kind(tmp_path)
 

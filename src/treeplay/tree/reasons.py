@@ -21,6 +21,7 @@ def too_often(name: str, entry: Entry) -> Reason:
         why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
         advice="change tensors in place (p.copy_(...) under torch.no_grad()) instead of reassigning them, pass a number as an "
         "argument or keep it in a tensor (t.fill_(...)), or raise treeplay.settings.max_rerecordings",
+        may_pass=True,  # as a warm-up is over at some time
     )
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from support import assert_same, jit
-from support.follows import Story, follows
 from treeplay import Refusal
 
 Tensor = torch.Tensor
@@ -238,20 +237,3 @@ def test_a_set_in_an_object_that_the_program_does_not_read_may_be_another_one() 
     for at in range(4):
         assert_same(jitted(Batch(at)), t(at) * 2 - 1)
     assert jitted.statistics().replays == 3
-
-
-@pytest.fixture
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process without other threads, which earlier tests may have left."""
-    monkeypatch.setattr("treeplay.trace.restore.sets.has_company", lambda: False)
-
-
-@pytest.mark.usefixtures("_alone")
-@follows(calls=8, refused="numbers")
-def test_a_refused_program_pops_from_a_set_what_eager_pops() -> Story:
-    numbers = {*range(0, 60, 3)}
-
-    def program(x: Tensor) -> Tensor:
-        return x * numbers.pop() - 1
-
-    yield program, lambda: [*numbers]

@@ -6,7 +6,6 @@ import collections
 from types import MappingProxyType
 from typing import Any
 
-from treeplay.trace.restore.sets import SetBefore
 from treeplay.trace.survey.found import Container
 from treeplay.values.kinds import builtin_of, is_a
 
@@ -22,11 +21,6 @@ def bare(container: Any) -> Container:
     return copy
 
 
-def before(container: Any) -> Container:
-    """A copy that has all that `fill` needs, also of where the items of a set lie."""
-    return SetBefore(container) if is_a(container, set) else bare(container)
-
-
 def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Keys and values in order."""
     return list(builtin_of(table).items(table))
@@ -35,9 +29,6 @@ def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
 def fill(container: Any, content: Any) -> None:
     """Make a container hold `content`, a copy that was made of it earlier; what can only be read is left."""
     if is_a(container, MappingProxyType):
-        return
-    if isinstance(content, SetBefore):
-        content.fill(container)
         return
     base = builtin_of(container)
     base.clear(container)

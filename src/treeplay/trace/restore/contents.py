@@ -14,10 +14,8 @@ import torch
 from treeplay.observe.shown import ShownText
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.trace.restore.bare import bare, fill
-from treeplay.trace.restore.bare import before as copied
 from treeplay.trace.restore.memory import MemoryBefore
 from treeplay.trace.restore.parts import PartsBefore
-from treeplay.trace.restore.sets import SetBefore
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.values.place import How, Place
@@ -43,7 +41,7 @@ class Contents:
         self._is_sealed = is_sealed
         self._sealed = found.sealed
         self._containers = [
-            (container, found.container_places[key], copied(container)) for key, container in found.containers.items()
+            (container, found.container_places[key], bare(container)) for key, container in found.containers.items()
         ]
         self._cells = [(place, place.read_or(GONE)) for place, _ in found.cells]
         self._memory = MemoryBefore(found.memories, tensors)
@@ -121,7 +119,7 @@ def _ours(whose: Whose | None, container: Any, place: Place, changes: Iterable[C
 def _restore_container(whose: Whose | None, container: Any, place: Place, before: Any) -> None:
     """Undo what the program changed; what another thread did stays."""
     now: Any = bare(container)
-    if _is_same(now, before) and (not isinstance(before, SetBefore) or before.has_finger_of(container)):
+    if _is_same(now, before):
         return
     changes = list(_compare(container, place, before))
     ours = list(_ours(whose, container, place, changes))

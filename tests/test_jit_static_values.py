@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -43,7 +42,7 @@ class Agreeable:
 
 
 def sign(value: Any) -> float:
-    return math.copysign(1.0, value)
+    return -1.0 if str(value).startswith("-") else 1.0
 
 
 def kind(value: Any) -> float:

@@ -75,6 +75,19 @@ def test_one_of_another_shape_is_another_value(times: int) -> None:
     assert torch.equal(program(X), X * 3 - 2)
 
 
+@pytest.mark.parametrize("times", [0, 1, 2, 5])
+def test_one_that_took_the_place_may_not_change_either(times: int) -> None:
+    held: dict[str, Any] = {"gain": 2.0, "last": torch.zeros(2, 1)}
+    program = jitted(lambda x: x.neg() if held["last"].requires_grad else x * held["gain"] - 1)
+    program(X)
+    for _ in range(times):
+        held["last"] = torch.zeros(2, 1)
+        for _ in range(3):
+            assert torch.equal(program(X), X * 2 - 1)
+    held["last"].requires_grad_()
+    assert torch.equal(program(X), -X)
+
+
 @pytest.mark.parametrize("times", [0, 3])
 @pytest.mark.parametrize("where", ["both", "state"])
 def test_two_that_become_one_are_noticed(times: int, where: str) -> None:
@@ -93,6 +106,19 @@ def test_two_that_become_one_are_noticed(times: int, where: str) -> None:
     assert torch.equal(fast(X), program(X)) and torch.equal(fast(X), X * 4 - 1)
     held["one"] = held["other"] = torch.zeros(2, 1)
     assert torch.equal(fast(X), program(X))
+
+
+def test_one_that_is_in_a_tuple_too_is_compared_by_identity() -> None:
+    mark = torch.zeros(2, 1)
+    held: dict[str, Any] = {"mark": mark, "pair": (mark, 2.0)}
+
+    def program(x: Tensor) -> Tensor:
+        return x * held["pair"][1] - 1 if held["pair"][0] is held["mark"] else x.neg()
+
+    fast = jitted(program)
+    assert torch.equal(fast(X), X * 2 - 1) and torch.equal(fast(X), X * 2 - 1)
+    held["mark"] = torch.zeros(2, 1)
+    assert torch.equal(fast(X), -X)
 
 
 def test_an_argument_is_compared_with_what_is_there() -> None:

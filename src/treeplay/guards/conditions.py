@@ -30,15 +30,13 @@ from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
 from treeplay.values.spec import layout_text
 
-Commit = Callable[[], None]
-
 
 class Comparison:
     """One comparison of all guards, and what to note if they all hold."""
 
     def __init__(self, containers: dict[int, ContainerGuard]) -> None:
         self.containers = containers
-        self.commits: list[Commit] = []
+        self.commits: list[Callable[[], None]] = []
         self.inner: Mismatch | None = None  # what differs in a container that was replaced
         self.moved: set[int] = set()  # guards that were found to go over to another container
         self.replaced: dict[int, torch.Tensor] = {}  # by the `id` of a tensor, what took its place
@@ -127,11 +125,11 @@ class ContainerGuard(Guard):
 
     def is_alike(self, comparison: Comparison, key: Any, before: Any, found: Any) -> bool:
         """Whether what is found under a key may be instead of what was there."""
-        if key in self.written:
-            return before is found or check_of_slot(before, self.staying)(found)
-        if key in self.unread and before is not found:
+        if before is not found and (key in self.unread or key in self.filled):
             comparison.commits.append(lambda: self._fill(key))
             return comparison.may_replace(before, found)
+        if key in self.written:
+            return before is found or check_of_slot(before, self.staying)(found)
         return comparison.alike(before, found)
 
     def _fill(self, key: Any) -> None:
@@ -271,8 +269,10 @@ class TensorFacts(Guard):
         self.recorded = facts_of(tensor)
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
-        now = facts_of(comparison.replaced.get(id(self.tensor), self.tensor))
+        tensor = comparison.replaced.get(id(self.tensor), self.tensor)
+        now = facts_of(tensor)
         if now == self.recorded:
+            comparison.commits.append(lambda: setattr(self, "tensor", tensor))
             return None
         return Mismatch(self.label, f"a tensor {_described(self.recorded)}", f"a tensor {_described(now)}")
 

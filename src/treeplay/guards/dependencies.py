@@ -77,7 +77,7 @@ class Dependencies:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and
         the key of this place."""
         kept = [guard.recorded[key] for guard in (*self.tables, *self.items) for key in keys_of(guard)]
-        times = Counter(map(id, (*kept, *(one.recorded for one in self.asked))))
+        times = Counter(map(id, _with_parts([*kept, *(one.recorded for one in self.asked)])))
         found = {at: tensor for at, (tensor, _) in self.tensors.items() if times[at] == 1 and at not in but}
         for guard in (*self.tables, *self.items):
             for key in {*keys_of(guard)} - guard.free - guard.written:
@@ -141,3 +141,11 @@ class Dependencies:
         guard = self.containers.get(id(value))
         if guard is not None:
             guard.may_be_replaced = False
+
+
+def _with_parts(values: Iterable[Any]) -> Iterator[Any]:
+    """Values, and what is in tuples among them: these have no guards of their own."""
+    for value in values:
+        yield value
+        if isinstance(value, tuple):
+            yield from _with_parts(tuple.__iter__(value))

@@ -97,9 +97,8 @@ class Guards:
         """Go over to what was found, all or nothing: nothing differs."""
         for commit in comparison.commits:
             commit()
-        for replaced in comparison.replaced:
-            del self._dependencies.tensors[replaced]
-        self._facts[:] = [facts for facts in self._facts if id(facts.tensor) in self._dependencies.tensors]
+        for replaced in comparison.replaced:  # what others fill is told apart by where it is
+            self._dependencies.tensors.pop(replaced, None)
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.torch_seam.fakes import CLASSES_WITHOUT_DATA
 from treeplay.torch_seam.modes import DisableTorchFunction, is_transformed
+from treeplay.torch_seam.tensors import replaced_methods
 
 _PRODUCTS = frozenset((torch.matmul, torch.linalg.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__))
 _NAMES = ("input", "other")
@@ -23,8 +24,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, *CLASSES_WITHOUT_DA
 class ProductsAsEager(TorchFunctionMode):
     """For a block, products take eager's way in this thread."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._replaced = replaced_methods()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = self._replaced.get(func, func), kwargs or {}
         if func in _PRODUCTS:
             args = (*args, *(kwargs[name] for name in _NAMES if name in kwargs))
             kwargs = {name: value for name, value in kwargs.items() if name not in _NAMES}

@@ -162,6 +162,13 @@ def _modules() -> Callable[[], Any]:
 PLACES = {"a library's module": _of_library, "os.environ": _environment, "sys.path": _path, "sys.modules": _modules}
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process without other threads, one of which may have done what nothing shows to be the program's."""
+    monkeypatch.setattr("treeplay.trace.jit.has_company", lambda: False)
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("what", PLACES)
 def test_what_a_program_changes_in_a_library_is_put_back_and_refused(what: str) -> None:
     change = PLACES[what]()

@@ -77,6 +77,13 @@ def test_an_attribute_that_a_user_changes_on_an_object_of_a_library(what: str) -
     story()
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process without other threads, one of which may have done what nothing shows to be the program's."""
+    monkeypatch.setattr("treeplay.trace.jit.has_company", lambda: False)
+
+
+@pytest.mark.usefixtures("alone")
 @follows(calls=6, refused="_mock_")
 def test_a_mock_counts_each_call_once() -> Story:
     called = mock.Mock()

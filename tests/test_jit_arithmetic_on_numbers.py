@@ -70,8 +70,8 @@ MATH: dict[str, Compute] = {
     "whole numbers": lambda n, a: math.floor(a * 2) - math.ceil(n / 3),
     "of two": lambda n, a: math.atan2(n, 2) - math.fmod(a, 0.7),
     "of NumPy's": lambda n, a: math.sqrt(n * numpy.float64(2)),
-    "by name": lambda n, a: sum(map(math.fabs, (a, -n))),
-    "to a base": lambda n, a: math.log(n + 1, 3),  # of which no recording computes the value
+    "as a value": lambda n, a: sum(map(math.fabs, (a, -n))),  # of these two, no recording computes the value
+    "to a base": lambda n, a: math.log(n + 1, 3),
 }
 ALL = {
     f"{kind}, {name}": compute
@@ -124,7 +124,7 @@ def test_comparisons_are_counted() -> None:
     assert beside_eager(program).replays >= 7
 
 
-@pytest.mark.parametrize("what", [f"math, {name}" for name in MATH if name != "to a base"])
+@pytest.mark.parametrize("what", [f"math, {name}" for name in MATH if name not in ("as a value", "to a base")])
 def test_functions_of_math_are_computed_by_each_replay(what: str) -> None:
     def program(s: Counts, x: Tensor) -> Tensor:
         s.n, s.a = s.n + 1, s.a * 1.1
@@ -133,6 +133,16 @@ def test_functions_of_math_are_computed_by_each_replay(what: str) -> None:
 
     found = beside_eager(program)
     assert (found.recordings, found.refusals) == (1, 0)
+
+
+def test_a_function_of_math_that_the_program_compares_or_stores_is_pythons_own() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        names = {math.exp: "exp"}
+        s.made = names.get(math.exp, "another"), math.exp
+        return x * s.n - (1 if s.made[1] is math.exp else 2)
+
+    beside_eager(program)
 
 
 @pytest.mark.compile

@@ -136,20 +136,37 @@ def test_an_argument_is_compared_with_what_is_there() -> None:
     assert torch.equal(fast(X), X * 5 - 1) and torch.equal(fast(last), last * -2)
 
 
-@pytest.mark.parametrize("what", ["attribute", "gradient"])
-def test_one_with_an_attribute_or_a_gradient_is_another_value(what: str) -> None:
-    held: dict[str, Any] = {"gain": 2.0, "last": torch.zeros(2, 1, requires_grad=True)}
+@pytest.mark.parametrize("times", [0, 1, 4])
+@pytest.mark.parametrize("what", ["attribute", "gradient", "conj", "key", "member", "default", "weak reference"])
+def test_one_that_differs_otherwise_is_another_value(what: str, times: int) -> None:
+    held: dict[str, Any] = {"gain": 2.0, "last": torch.zeros(2, 1, dtype=torch.complex64, requires_grad=True)}
+    first = held["last"]
+    by_tensor, members, reference = {first: 1}, {first}, weakref.ref(first)
 
-    def program(x: Tensor) -> Tensor:
+    def program(x: Tensor, default: Any = first) -> Tensor:
         last = held["last"]
-        is_other = hasattr(last, "scale") if what == "attribute" else last.grad is not None
+        is_other = {
+            "attribute": lambda: hasattr(last, "scale"),
+            "gradient": lambda: last.grad is not None,
+            "conj": lambda: last.is_conj(),
+            "key": lambda: last not in by_tensor,
+            "member": lambda: last not in members,
+            "default": lambda: last is not default,
+            "weak reference": lambda: last is not reference(),
+        }[what]()
         return x.neg() * 5 if is_other else x * 3 - held["gain"]
 
-    fast = jitted(program)
-    assert torch.equal(fast(X), X * 3 - 2) and torch.equal(fast(X), X * 3 - 2)
-    held["last"] = torch.zeros(2, 1, requires_grad=True)
-    held["last"].scale, held["last"].grad = 7.0, torch.ones(2, 1)
-    assert torch.equal(fast(X), X * -5)
+    fast = treeplay.jit(program, lower="aten")
+    for _ in range(times + 1):
+        assert torch.equal(fast(X), program(X)) and torch.equal(fast(X), program(X))
+        held["last"] = torch.zeros(2, 1, dtype=torch.complex64, requires_grad=True)
+    if what == "attribute":
+        held["last"].scale = 7.0
+    elif what == "gradient":
+        held["last"].grad = torch.ones(2, 1, dtype=torch.complex64)
+    elif what == "conj":
+        held["last"] = torch.zeros(2, 1, dtype=torch.complex64).conj().requires_grad_()
+    assert torch.equal(fast(X), program(X)) and torch.equal(fast(X), X * -5)
 
 
 def test_those_that_were_replaced_are_not_all_kept() -> None:

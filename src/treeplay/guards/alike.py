@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.tensors import unusual
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.same import is_same
 
 
-def are_alike(before: Any, found: Any) -> bool:
+def are_alike(read: Set[int], before: Any, found: Any) -> bool:
     """Whether a slot that the recording itself fills holds what it put there, or the like."""
     if is_a(before, torch.Tensor):
         return is_like(before)(found)
@@ -20,31 +21,40 @@ def are_alike(before: Any, found: Any) -> bool:
         return False
     if isinstance(before, (list, tuple)):
         is_as_long = len(before) == len(found) and _which_are_one(before) == _which_are_one(found)
-        return is_as_long and all(map(are_alike, before, found))
+        return is_as_long and all(are_alike(read, *pair) for pair in zip(before, found, strict=True))
     if isinstance(before, dict):
-        return list(before) == list(found) and are_alike([*before.values()], [*found.values()])
-    return is_same(before, found) or _are_like_objects(before, found)
+        return list(before) == list(found) and are_alike(read, [*before.values()], [*found.values()])
+    return is_same(before, found) or _are_like_objects(read, before, found)
 
 
-def _are_like_objects(before: Any, found: Any) -> bool:
+def _are_like_objects(read: Set[int], before: Any, found: Any) -> bool:
     """Whether two objects of a class hold the like, as those do that a program makes in each call."""
     attributes, others = table_of(before), table_of(found)
     try:
-        return attributes is not None and others is not None and are_alike(attributes, others)
+        return (
+            attributes is not None
+            and others is not None
+            and {id(before), id(attributes)}.isdisjoint(read)
+            and are_alike(read, attributes, others)
+        )
     except RecursionError:  # one that leads to itself, which no program makes that is recorded
         return False
 
 
 def _which_are_one(values: Sequence[Any]) -> list[int]:
-    """Of each tensor among these, where it is first."""
-    ids = [id(value) for value in values if isinstance(value, torch.Tensor)]
+    """Of each tensor and container among these, where it is first."""
+    ids = [id(value) for value in values if isinstance(value, (torch.Tensor, list, dict, set))]
     return list(map(ids.index, ids))
 
 
-def check_of_slot(recorded: Any, staying: Set[int]) -> Callable[[Any], bool]:
+def check_of_slot(recorded: Any, staying: Set[int], read: Set[int]) -> Callable[[Any], bool]:
     """Whether what is found in a slot is alike what was recorded, and none of the objects in other places, by their `id`: the
     program could tell that they are one."""
-    alike = is_like(recorded) if isinstance(recorded, torch.Tensor) else functools.partial(are_alike, recorded)
+    alike = (
+        is_like(recorded)
+        if isinstance(recorded, torch.Tensor)
+        else functools.partial(are_alike, read | staying, recorded)
+    )
     return lambda found: alike(found) and id(found) not in staying
 
 
@@ -62,3 +72,13 @@ def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
 
 def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+
+
+def check_of_unread(recorded: torch.Tensor) -> Callable[[Any], bool]:
+    """Whether a value may be instead of a plain tensor that no operator read: what can be asked of one is the same of both."""
+    alike, is_inference = is_like(recorded), recorded.is_inference()
+
+    def may_replace(value: Any) -> bool:
+        return alike(value) and not vars(value) and unusual(value) is None and value.is_inference() == is_inference
+
+    return may_replace

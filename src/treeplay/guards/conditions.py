@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.alike import check_of_slot
+from treeplay.guards.alike import check_of_slot, check_of_unread
 from treeplay.guards.memory import held
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides, is_initialised
-from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
 from treeplay.values.spec import layout_text
+
+Commit = Callable[[], None]
 
 
 class Comparison:
@@ -36,7 +37,7 @@ class Comparison:
 
     def __init__(self, containers: dict[int, ContainerGuard]) -> None:
         self.containers = containers
-        self.commits: list[Callable[[], None]] = []
+        self.commits: list[Commit] = []
         self.inner: Mismatch | None = None  # what differs in a container that was replaced
         self.moved: set[int] = set()  # guards that were found to go over to another container
         self.replaced: dict[int, torch.Tensor] = {}  # by the `id` of a tensor, what took its place
@@ -63,19 +64,6 @@ class Comparison:
             self.commits.append(lambda: self._go_over(guard, now))
             return True
         return False
-
-    def may_replace(self, before: torch.Tensor, now: Any) -> bool:
-        """Whether `now` may be instead of a tensor of which a run read attributes, and facts, which `TensorFacts` compares."""
-        if not is_a(now, torch.Tensor):
-            return False
-        guard = self.containers.get(id(vars(before)))
-        inner = guard.differences(self, vars(now)) if guard is not None else None
-        if guard is not None and inner is None:
-            self.moved.add(id(guard))
-            self.commits.append(lambda: self._go_over(guard, vars(now)))
-        self.inner = self.inner or inner
-        self.replaced[id(before)] = now
-        return inner is None
 
     def _go_over(self, guard: ContainerGuard, now: Any) -> None:
         self.containers.pop(id(guard.holder), None)
@@ -104,7 +92,7 @@ class ContainerGuard(Guard):
     is none of the objects `staying` in other places (`check_of_slot`). `unread`: those of tensors that no operator read; one
     that is replaced is `filled` by others from then on, as those that are written are by a replay."""
 
-    __slots__ = ("filled", "free", "holder", "label", "may_be_replaced", "staying", "unread", "written")
+    __slots__ = ("filled", "free", "holder", "label", "may_be_replaced", "read", "staying", "unread", "written")
     recorded: Any
 
     def __init__(self, holder: Any, label: str) -> None:
@@ -114,6 +102,7 @@ class ContainerGuard(Guard):
         self.written: set[Any] = set()
         self.unread, self.filled = set[Any](), set[Any]()
         self.staying: Set[int] = frozenset()
+        self.read: Set[int] = frozenset()
         self.may_be_replaced = False
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
@@ -125,11 +114,14 @@ class ContainerGuard(Guard):
 
     def is_alike(self, comparison: Comparison, key: Any, before: Any, found: Any) -> bool:
         """Whether what is found under a key may be instead of what was there."""
-        if before is not found and (key in self.unread or key in self.filled):
+        if key in self.unread | self.filled and before is not found:
+            if not check_of_unread(before)(found):
+                return False
             comparison.commits.append(lambda: self._fill(key))
-            return comparison.may_replace(before, found)
+            comparison.replaced[id(before)] = found
+            return True
         if key in self.written:
-            return before is found or check_of_slot(before, self.staying)(found)
+            return before is found or check_of_slot(before, self.staying, self.read)(found)
         return comparison.alike(before, found)
 
     def _fill(self, key: Any) -> None:

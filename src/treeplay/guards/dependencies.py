@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
@@ -15,6 +14,7 @@ from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.tensors import unusual
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_value
 
@@ -33,6 +33,7 @@ class Dependencies:
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.containers: dict[int, ContainerGuard] = {}
+        self.twice: Set[int] = frozenset()  # what was met in more than one place, by `id`
         self.orders: dict[
             type, tuple[type, ...]
         ] = {}  # classes, and in which order theirs and their bases' entries count
@@ -55,6 +56,12 @@ class Dependencies:
         own, slots = set(spots), set(written)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
         staying = self._values_that_stay(slots)
+        read = frozenset(
+            {
+                *(id(table.holder) for table in self.tables),
+                *(asked.spot[0] for asked in self.asked if asked.spot is not None),
+            }
+        )
         guard: ContainerGuard
         for guard in (*self.tables, *self.items):
             keys = keys_of(guard)
@@ -65,28 +72,31 @@ class Dependencies:
             guard.written |= {
                 key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in staying
             }
-            guard.staying = staying
+            guard.staying, guard.read = staying, read
             if isinstance(guard, Table):
                 guard.is_steady = not guard.written  # each replay gives it another version
         for asked in self.asked:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             if asked.spot in slots and id(asked.recorded) not in staying:
-                asked.slot = check_of_slot(asked.recorded, staying)
+                asked.slot = check_of_slot(asked.recorded, staying, read)
 
     def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and
         the key of this place."""
-        kept = [guard.recorded[key] for guard in (*self.tables, *self.items) for key in keys_of(guard)]
-        times = Counter(map(id, _with_parts([*kept, *(one.recorded for one in self.asked)])))
-        found = {at: tensor for at, (tensor, _) in self.tensors.items() if times[at] == 1 and at not in but}
+        but = but | self.twice
+        found = {
+            at: tensor
+            for at, (tensor, _) in self.tensors.items()
+            if at not in but and not vars(tensor) and unusual(tensor) is None
+        }
         for guard in (*self.tables, *self.items):
             for key in {*keys_of(guard)} - guard.free - guard.written:
                 if id(guard.recorded[key]) in found:
                     yield guard, key, found[id(guard.recorded[key])]
 
-    def filled(self) -> list[Any]:
-        """What is in the places that others fill with one tensor after the other."""
-        return [guard.holder[key] for guard in (*self.tables, *self.items) for key in guard.filled]
+    def filled(self) -> tuple[tuple[Any, Any], ...]:
+        """The places that others fill with one tensor after the other: the container, and the key."""
+        return tuple((guard.holder, key) for guard in (*self.tables, *self.items) for key in guard.filled)
 
     def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
         """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may
@@ -141,11 +151,3 @@ class Dependencies:
         guard = self.containers.get(id(value))
         if guard is not None:
             guard.may_be_replaced = False
-
-
-def _with_parts(values: Iterable[Any]) -> Iterator[Any]:
-    """Values, and what is in tuples among them: these have no guards of their own."""
-    for value in values:
-        yield value
-        if isinstance(value, tuple):
-            yield from _with_parts(tuple.__iter__(value))

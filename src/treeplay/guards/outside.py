@@ -88,14 +88,17 @@ def threads_started(builtins: dict[str, list[CodeType]]) -> tuple[str, Location]
     return _asked(builtins, _THREADS)
 
 
-def seeds_asked(methods: Set[str], ran: Iterable[CodeType]) -> tuple[str, Location] | None:
-    """How the run asked a generator of torch's for its seed, and the function that did; None if it asked none."""
+def seeds_asked(methods: Set[str], ran: Iterable[CodeType]) -> tuple[str, Location | None] | None:
+    """How the run asked a generator of torch's for its seed, and the function that did, where that is known; None if it asked
+    none."""
     if "Generator.initial_seed" not in methods:
         return None
     ran = [*ran]
     asking = [code for code in ran if "initial_seed" in code.co_names] or ran
     own = [code for code in asking if is_users_or_text(code.co_filename)] or asking
-    return "initial_seed", Location(own[0].co_filename, own[0].co_firstlineno, own[0].co_name)
+    first = next(iter(own), None)
+    where = Location(first.co_filename, first.co_firstlineno, first.co_name) if first is not None else None
+    return "initial_seed", where
 
 
 def _asked(builtins: dict[str, list[CodeType]], names: frozenset[str]) -> tuple[str, Location] | None:

@@ -61,9 +61,8 @@ def _known(wanted: Sequence[Any], where: Any) -> list[Any]:
 def _found_out(wanted: Sequence[Any], where: Any) -> list[Any]:
     # One process for all that begin at once, such as the ranks of a machine: torch loads the libraries one after the other.
     with alone(_FILE):
-        found = _known(wanted, where) or next(
-            ([isa] for isa in wanted if isa), []
-        )  # asking one compiles and loads its library
+        works = ([isa] for isa in wanted if isa)  # asking one compiles and loads its library
+        found = _known(wanted, where) or next(works, [])
         if found and where is not None:
             write_text(_FILE, json.dumps({"where": where, "works": str(found[0])}))
     return found

@@ -161,7 +161,7 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
         arrays_become_tensors() if run.call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
-        numbers_answer(),
+        numbers_answer(run.found, has_any=bool(run.numbers or run.call.numbers)),
         plain_functions(),
         ProductsAsEager(),
         apart,

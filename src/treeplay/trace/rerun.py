@@ -57,7 +57,9 @@ _DATA = _ATTRIBUTES["data"].__get__
 _LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
 """Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
-_ASKED = {"__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"}
+_ASKED = frozenset(
+    ["__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"]
+)
 """What a backward may ask of any tensor: none of them computes."""
 
 

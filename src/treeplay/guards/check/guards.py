@@ -41,6 +41,7 @@ class Guards:
         "__weakref__",
         "_dependencies",
         "_facts",
+        "_filled",
         "_fixed",
         "_holders",
         "_loose",
@@ -74,6 +75,7 @@ class Guards:
         self._read_anew: tuple[Place, ...] = ()  # places of state that `holds` does not imply to be as they were
         self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
+        self._filled: tuple[tuple[Any, Any], ...] = ()  # places that others fill, as `Dependencies.filled` said last
         self._quick: QuickCheck | None = None
         # Not a method, by which guards that are never asked would keep themselves.
         self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
@@ -97,7 +99,7 @@ class Guards:
         """Go over to what was found, all or nothing: nothing differs."""
         for commit in comparison.commits:
             commit()
-        for replaced in comparison.replaced:  # what others fill is told apart by where it is
+        for replaced in comparison.replaced:
             self._dependencies.tensors.pop(replaced, None)
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
@@ -182,6 +184,7 @@ class Guards:
         self._dependencies.forget()
         self._quick, self._facts, self._holders = None, [], {}
         self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, never
+        self._filled = ()
         self.compared_with_arguments = {}
 
     def _own_containers(self) -> Iterator[Any]:
@@ -200,7 +203,8 @@ class Guards:
     def are_distinct(self, replaced: Mapping[int, torch.Tensor] = MappingProxyType({})) -> bool:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones;
         `replaced` gives those that took the place of one of the latter."""
-        found = [*(place.read_or(None) for place in self.places_of_inputs), *self._dependencies.filled()]
+        found = [*(place.read_or(None) for place in self.places_of_inputs)]
+        found += [holder[key] for holder, key in self._dependencies.filled()]
         apart = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         apart += [id(replaced[at]) if at in replaced else at for at in self._dependencies.tensors]
         return len(apart) == len({*apart})
@@ -210,7 +214,7 @@ class Guards:
         attributes that are guarded.
 
         What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
-        found = [*(place.read_or(None) for place in self._read_anew), *self._dependencies.filled()]
+        found = [*(place.read_or(None) for place in self._read_anew), *(holder[key] for holder, key in self._filled)]
         anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
             return False
@@ -260,6 +264,7 @@ class Guards:
             if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
         )
         self._loose = [*loose]
+        self._filled = self._dependencies.filled()
         anew: list[Place] = []
         fixed = {*self._dependencies.tensors}
         for place in self.places_of_inputs:

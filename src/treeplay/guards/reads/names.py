@@ -9,6 +9,7 @@ What is said of code `within` holds of it and of the functions that it defines, 
 from __future__ import annotations
 
 import dis
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -244,6 +245,25 @@ def values_within(code: CodeType) -> frozenset[str]:
     """The names read or written as values, so that `opt.step()` does not count as a use of a number named `step`."""
     names = {name for opname, name in named_steps(code) if opname in _READS}
     return _and_within(values_within, code, names.union(code.co_freevars, code.co_cellvars))
+
+
+@lru_cache(maxsize=4096)
+def loaded_as_values(code: CodeType, names: frozenset[str]) -> frozenset[str]:
+    """Of these names, those of attributes that `code`, or a function it defines, loads and does not call at once."""
+    own: set[str] = set()
+    if not names.isdisjoint(code.co_names):
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        # The place for what a call needs beside the function is made with the load of its owner, or of itself.
+        calls = {id(step) for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_ATTR") and (step.arg or 0) & 1}
+        is_flag = "LOAD_SUPER_ATTR" in dis.opmap  # whether `LOAD_ATTR` has it
+        own = {
+            step.argval
+            for before, step in itertools.pairwise(steps)
+            if step.opname in ("LOAD_ATTR", "IMPORT_FROM")
+            and not (before.opname == "LOAD_GLOBAL" and id(before) in calls)
+            and not (is_flag and step.opname == "LOAD_ATTR" and id(step) in calls)
+        }
+    return _and_within(lambda inner: loaded_as_values(inner, names), code, own & names)
 
 
 @lru_cache(maxsize=4096)

@@ -50,7 +50,9 @@ def weak_reference(walk: Walk, reference: weakref.ref[Any], label: str) -> None:
     walk.dependencies.references.append(reference)
     # A subclass may do more when it is called.
     found = weakref.ref.__call__(reference)
-    if found is not None and id(found) not in walk.seen:
+    if found is not None and id(found) in walk.seen:
+        walk.twice.add(id(found))
+    elif found is not None:
         walk.weak.add(id(found))
         walk.enter(found, f"{label}()")
 

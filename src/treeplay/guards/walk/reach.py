@@ -112,6 +112,7 @@ class Reach:
         self._go_on()
         # Last of all: now no name is added any more.
         self._namespaces.guard()
+        found.twice = walk.twice
         for key in walk.twice & found.containers.keys():
             found.containers[key].may_be_replaced = False  # a program may see that two places hold one object
         return Findings(found, self._changed(), tuple(walk.large), tuple(walk.iterators), frozenset(walk.seen))

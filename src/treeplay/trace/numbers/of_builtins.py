@@ -14,6 +14,7 @@ from treeplay.torch_seam.patched import Shared, all_wanted
 from treeplay.torch_seam.symbols import classes_asked, integers_rounded, numpy_asks
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
 from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
+from treeplay.trace.survey.found import Survey
 from treeplay.values.arithmetic import FUNCTIONS
 
 
@@ -46,17 +47,20 @@ def _of_math(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Cal
     return of_math
 
 
-_SHARED = [Shared(math, function.__name__, _of_math) for function in FUNCTIONS]
+_SHARED = {function.__name__: Shared(math, function.__name__, _of_math) for function in FUNCTIONS}
 
 
 @contextlib.contextmanager
-def numbers_answer() -> Iterator[None]:
+def numbers_answer(found: Survey, *, has_any: bool) -> Iterator[None]:
     """In the block, symbolic numbers answer Python's builtin functions, NumPy and `math` as the numbers that they stand for.
-    Of themselves, functions of `math` ask for the value."""
+
+    Of themselves, functions of `math` ask for the value. Others stand in for them, if the program `has_any` such numbers, and
+    but for those that its code reads as values: it may store or compare them."""
+    in_math = [shared for name, shared in _SHARED.items() if has_any and name not in found.of_math]
     with (
         numpy_asks(meet_numpys),
         classes_asked(class_for),
         integers_rounded(rounded),
-        all_wanted(_SHARED),
+        all_wanted(in_math),
     ):
         yield

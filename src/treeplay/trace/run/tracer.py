@@ -53,8 +53,10 @@ from treeplay.values.location import Location
 
 aten = torch.ops.aten
 # Those that are made of others arrive under inference mode alone.
-_HOST_READS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
-_DROPOUTS = {getattr(aten, f"{kind}dropout").default for kind in ("", "feature_", "alpha_", "feature_alpha_")}
+_HOST_READS = frozenset(
+    [aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default]
+)
+_DROPOUTS = frozenset(getattr(aten, f"{kind}dropout").default for kind in ("", "feature_", "alpha_", "feature_alpha_"))
 """Give their argument itself where nothing is dropped, which their schemas do not say."""
 # Operators that may change a shape in place, and may leave it as it is.
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)

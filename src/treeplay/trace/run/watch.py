@@ -78,9 +78,7 @@ class WatchFunctions(TorchFunctionMode):
         self.gradients = gradients
         self.facts = FactsAsked(tracer)
         self._replaced = replaced_methods()
-        self.replaced: tuple[str, Location | None] | None = (
-            None  # the first of them that the program did not call by its name
-        )
+        self.replaced: tuple[str, Location | None] | None = None  # the first that was not called by its name
         self.consumed: dict[int, Any] = {}
         self.grads_read: dict[int, torch.Tensor] = {}
         self.grads_set: set[int] = set()  # tensors, by `id`

@@ -134,7 +134,7 @@ def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
             yield Reason(name, why, advice, where)
 
 
-_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], tuple[str, Location] | None], str, str], ...] = (
+_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], tuple[str, Location | None] | None], str, str], ...] = (
     (
         lambda reads: threads_started(reads.builtins),
         "starts a thread, and what a thread does is in no recording",

@@ -169,9 +169,15 @@ def _was_constant(value: Any, results: References) -> bool:
 
 def _is_made_alike(before: Any, after: Any) -> bool:
     """Whether a container took the place of one with the same contents: what each call leaves is what the next one expects."""
-    old, new = flatten(before), flatten(after)
-    is_container = isinstance(new[1], Structure)
-    return is_container and old[1] == new[1] and all(is_same(*pair) for pair in zip(old[0], new[0], strict=True))
+    (mine, old), (others, new) = flatten(before), flatten(after)
+    if (
+        not isinstance(new, Structure)
+        or old != new
+        or not all(is_same(*pair) for pair in zip(mine, others, strict=True))
+    ):
+        return False
+    met = [id(each) for value, of in ((before, old), (after, new)) for _, each, _ in containers(of, value, "")]
+    return len(met) == len({*met})  # none of them in two places, of which the next call may find two
 
 
 def _is_count(before: Any, after: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,8 @@ class Survey:
     """Containers of the standard library's objects, and those that functions have cached, by `id`: no replay writes there."""
     given: dict[int, list[Place]] = field(default_factory=dict)
     """The containers among the arguments, by `id`: their places there, and last that in state."""
+    of_math: Set[str] = frozenset()
+    """The functions of `math` that code of the program reads as values, by name."""
     kept: list[Any] = field(default_factory=list)
     is_complete: bool = True
 

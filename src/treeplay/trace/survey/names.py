@@ -11,11 +11,13 @@ import enum
 import sys
 from types import FunctionType
 
-from treeplay.guards.reads.names import names_within, strings_within, values_within
+from treeplay.guards.reads.names import loaded_as_values, names_within, strings_within, values_within
 from treeplay.observe.lines import is_own_or_text, is_users
+from treeplay.values.arithmetic import FUNCTIONS
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
 _OF_SETTINGS = {"types", "argparse"}
+_OF_MATH = frozenset(function.__name__ for function in FUNCTIONS)
 _STANDARD = sys.stdlib_module_names - _OF_SETTINGS
 _LIBRARIES = frozenset({"torch", "treeplay", "numpy", "triton"})
 
@@ -39,6 +41,7 @@ class ReadNames:
     def __init__(self) -> None:
         self._values: set[str | _Mark] = set()  # read as values, or strings
         self.any: set[str | _Mark] = set()  # with those of methods
+        self.of_math: set[str] = set()  # functions of `math` that are read as values
         self._own: set[str | _Mark] = set()  # those in code that is not of an installed package
 
     def read(self, function: FunctionType) -> None:
@@ -47,6 +50,7 @@ class ReadNames:
         values = values_within(code) | strings_within(code)
         self._values |= values
         self.any |= values | names_within(code)
+        self.of_math |= loaded_as_values(code, _OF_MATH)
         if is_own_or_text(code.co_filename):
             self._own |= names_within(code) | strings_within(code)
 

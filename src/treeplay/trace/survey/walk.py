@@ -103,6 +103,7 @@ class SurveyWalk:
             for needs, place, value in self.candidates
             if self.names.has_value(needs, is_function=is_a(value, _FUNCTIONS), is_number=is_a(value, _NUMBERS))
         ]
+        self.found.of_math = self.names.of_math
         self.found.iterators = [place for needs, place in self.iterators if self.names.has_iterator(needs)]
         return self.found
 

@@ -74,7 +74,7 @@ def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
 
 
-def check_of_unread(recorded: torch.Tensor) -> Callable[[Any], bool]:
+def check_of_plain(recorded: torch.Tensor) -> Callable[[Any], bool]:
     """Whether a value may be instead of a plain tensor that no operator read: what can be asked of one is the same of both."""
     alike, is_inference = is_like(recorded), recorded.is_inference()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.alike import check_of_slot, check_of_unread
+from treeplay.guards.alike import check_of_plain, check_of_slot
 from treeplay.guards.memory import held
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
@@ -89,10 +89,10 @@ class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
-    is none of the objects `staying` in other places (`check_of_slot`). `unread`: those of tensors that no operator read; one
-    that is replaced is `filled` by others from then on, as those that are written are by a replay."""
+    is none of the objects `staying` in other places, nor one of which something is `read` (`check_of_slot`). `of_facts`: those
+    of tensors of which facts were read; one that is replaced is `filled` by others from then on, as a replay does it."""
 
-    __slots__ = ("filled", "free", "holder", "label", "may_be_replaced", "read", "staying", "unread", "written")
+    __slots__ = ("filled", "free", "holder", "label", "may_be_replaced", "of_facts", "read", "staying", "written")
     recorded: Any
 
     def __init__(self, holder: Any, label: str) -> None:
@@ -100,7 +100,7 @@ class ContainerGuard(Guard):
         self.label = label
         self.free: set[Any] = set()
         self.written: set[Any] = set()
-        self.unread, self.filled = set[Any](), set[Any]()
+        self.of_facts, self.filled = set[Any](), set[Any]()
         self.staying: Set[int] = frozenset()
         self.read: Set[int] = frozenset()
         self.may_be_replaced = False
@@ -114,8 +114,8 @@ class ContainerGuard(Guard):
 
     def is_alike(self, comparison: Comparison, key: Any, before: Any, found: Any) -> bool:
         """Whether what is found under a key may be instead of what was there."""
-        if key in self.unread | self.filled and before is not found:
-            if not check_of_unread(before)(found):
+        if key in self.of_facts | self.filled and before is not found:
+            if not check_of_plain(before)(found):
                 return False
             comparison.commits.append(lambda: self._fill(key))
             comparison.replaced[id(before)] = found
@@ -125,7 +125,7 @@ class ContainerGuard(Guard):
         return comparison.alike(before, found)
 
     def _fill(self, key: Any) -> None:
-        self.unread.discard(key)
+        self.of_facts.discard(key)
         self.filled.add(key)
         self.written.add(key)
 

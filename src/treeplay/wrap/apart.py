@@ -28,6 +28,7 @@ class SharingCheck:
     """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded, and lie as far
     apart: which elements two slices have in common decides what may run before what, and where in one the other begins.
 
+    `settling`: inputs for which it matters with what they share memory, since they are written, or results are views of them.
     `state` are indices of inputs that are no arguments, at least two, where some of them are written: `t.data = s.data` gives
     two of them one memory. `extents`: over how many bytes each input reaches, where that is the same in each call. Once
     arguments are known to be apart, they are so until one has another storage, or one of the inputs `watched` lies elsewhere:
@@ -35,15 +36,15 @@ class SharingCheck:
 
     def __init__(
         self,
-        written: Sequence[int],
+        settling: Sequence[int],
         shared: Sequence[SharedPair],
         state: Sequence[int] = (),
         extents: Sequence[int] | None = None,
         *,
         watched: Sequence[int] | None = None,
     ) -> None:
-        self._written = tuple(written)
-        self._watched = self._written if watched is None else tuple(watched)
+        self._settling = tuple(settling)
+        self._watched = self._settling if watched is None else tuple(watched)
         self._shared = list(shared)
         self._extents = extents
         self._known: Any = None
@@ -55,10 +56,10 @@ class SharingCheck:
         """The question to ask on each call, or None where the answer does not matter."""
         # Of which input a view among the results is, the memory told that they shared.
         views = (ref.of for ref in signature.values if isinstance(ref, View))
-        settled = [*signature.mutated, *inputs_used(views)]
-        if shared := _shared([*map(interval, inputs)], settled):
+        settling = [*signature.mutated, *inputs_used(views)]
+        if shared := _shared([*map(interval, inputs)], settling):
             # A slice lies elsewhere in each call, so this is asked in each call.
-            return cls(settled, shared, extents=[end - start for start, end in map(interval, inputs)])
+            return cls(settling, shared, extents=[end - start for start, end in map(interval, inputs)])
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
         state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
         if len(state) < 2 or set(state).isdisjoint(signature.mutated):
@@ -97,16 +98,16 @@ class SharingCheck:
 
     def _found(self, inputs: Sequence[torch.Tensor]) -> list[SharedPair]:
         if self._extents is None:
-            return _shared([*map(interval, inputs)], self._written)
+            return _shared([*map(interval, inputs)], self._settling)
         starts = map(_data_ptr, inputs)
         return _shared(
-            [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)], self._written
+            [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)], self._settling
         )
 
 
-def _shared(spans: Sequence[Interval], written: Sequence[int]) -> list[SharedPair]:
-    """The pairs that share bytes of which one is written, with the distance in bytes from the first to the second."""
-    return [(one, other, spans[other][0] - spans[one][0]) for one, other in overlapping_intervals(spans, written)]
+def _shared(spans: Sequence[Interval], settling: Sequence[int]) -> list[SharedPair]:
+    """The pairs that share bytes of which one is among these, with the distance in bytes from the first to the second."""
+    return [(one, other, spans[other][0] - spans[one][0]) for one, other in overlapping_intervals(spans, settling)]
 
 
 def _stay_apart(arguments: Sequence[torch.Tensor], storages: Sequence[int], others: Sequence[torch.Tensor]) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.alike import check_of_slot, check_of_unread
+from treeplay.guards.alike import check_of_plain, check_of_slot
 from treeplay.guards.check.words import Words
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient, TensorFacts, facts_of
 from treeplay.guards.containers import Table
@@ -131,7 +131,7 @@ def _entries(text: Writer, guard: Table) -> Iterator[str]:
             if guard.names is None:
                 yield f"{constant} in {holder}"
         elif key in guard.filled:
-            yield f"{text.constant(check_of_unread(value))}({holder}[{constant}])"
+            yield f"{text.constant(check_of_plain(value))}({holder}[{constant}])"
         elif key in guard.written and not is_a(value, PLAIN):
             yield f"{text.constant(check_of_slot(value, guard.staying, guard.read))}({holder}[{constant}])"
         else:
@@ -188,7 +188,7 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
         else:
             yield from (f"{holder}[{at}] is {text.constant(value)}" for at, value in kept)
     for at in sorted(guard.filled):
-        yield f"{text.constant(check_of_unread(guard.recorded[at]))}({holder}[{at}])"
+        yield f"{text.constant(check_of_plain(guard.recorded[at]))}({holder}[{at}])"
     for at in sorted(guard.written - guard.free - guard.filled):
         yield f"{text.constant(check_of_slot(guard.recorded[at], guard.staying, guard.read))}({holder}[{at}])"
 

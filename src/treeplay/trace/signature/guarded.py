@@ -79,7 +79,7 @@ def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) ->
             if place is None:
                 continue
             compared[id(tensor)] = place
-        guard.unread.add(key)
+        guard.of_facts.add(key)
     dependencies.guard_the_way(compared.values())
     return compared
 

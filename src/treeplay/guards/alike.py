@@ -28,7 +28,8 @@ def are_alike(read: Set[int], before: Any, found: Any) -> bool:
 
 
 def _are_like_objects(read: Set[int], before: Any, found: Any) -> bool:
-    """Whether two objects of a class hold the like, as those do that a program makes in each call."""
+    """Whether two objects of a class hold the like, as those do that a program makes in each call. Not one of which something
+    is `read`: the recording would go on to read it there."""
     attributes, others = table_of(before), table_of(found)
     try:
         return (

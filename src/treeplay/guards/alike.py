@@ -44,7 +44,7 @@ def _are_like_objects(read: Set[int], before: Any, found: Any) -> bool:
 
 def _which_are_one(values: Sequence[Any]) -> list[int]:
     """Of each tensor and container among these, where it is first."""
-    ids = [id(value) for value in values if isinstance(value, (torch.Tensor, list, dict, set))]
+    ids = [id(value) for value in values if is_a(value, (torch.Tensor, list, dict, set))]
     return list(map(ids.index, ids))
 
 
@@ -52,9 +52,7 @@ def check_of_slot(recorded: Any, staying: Set[int], read: Set[int]) -> Callable[
     """Whether what is found in a slot is alike what was recorded, and none of the objects in other places, by their `id`: the
     program could tell that they are one."""
     alike = (
-        is_like(recorded)
-        if isinstance(recorded, torch.Tensor)
-        else functools.partial(are_alike, read | staying, recorded)
+        is_like(recorded) if is_a(recorded, torch.Tensor) else functools.partial(are_alike, read | staying, recorded)
     )
     return lambda found: alike(found) and id(found) not in staying
 

@@ -359,9 +359,9 @@ def test_guards_that_were_checked_often_keep_nothing_alive(is_native: bool, monk
     guards = walked(lambda: (WORLD["thing"].inner.scale, WORLD["thing"].seen() is None))
     assert all(guards.holds() for _ in range(2 * quick._YOUNG))
     assert are_words(guards) is is_native and guards._quick is not None and guards._quick._held
-    assert not guards.keeps_alive()
+    assert not guards.keeps_alive(())
     del thing.inner
-    assert guards.keeps_alive()
+    assert guards.keeps_alive(())
 
 
 def _without() -> Background:

@@ -10,7 +10,7 @@ from typing import Any
 
 from treeplay.observe.lines import OURS, TORCH
 from treeplay.torch_seam.dynamo import skip_code
-from treeplay.torch_seam.patched import Shared, all_wanted
+from treeplay.torch_seam.patched import Shared, all_wanted, without_stand_in
 from treeplay.torch_seam.symbols import classes_asked, integers_rounded, numpy_asks
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
 from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
@@ -34,6 +34,8 @@ def class_for(number: Any, code: CodeType) -> type | None:
 
 
 def _of_math(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+    original = without_stand_in(original)  # a program that writes to the module may have put one back
+
     def of_math(*numbers: Any) -> Any:
         scalars = [scalar for number in numbers if (scalar := scalar_of(number)) is not None] if is_wanted() else []
         if not scalars or not all(isinstance(number, (int, float)) or scalar_of(number) for number in numbers):

@@ -68,18 +68,18 @@ def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) ->
     given = {(leaf.dtype, leaf.device, len(leaf.shape)) for leaf in signature.leaves if is_a(leaf, TensorSpec)}
     constants = {id(item.source.tensor) for item in signature.inputs if isinstance(item.source, Constant)}
     compared = {}
-    for guard, key, tensor in dependencies.replaceable(but=constants | run.grads_read.keys()):
-        if not has_strides(tensor):
-            continue
-        with DisableTorchFunctionSubclass():
-            spec = TensorSpec.of(tensor)
-        if (spec.dtype, spec.device, len(spec.shape)) in given:
-            spot = id(guard.holder), hashed(key)
-            place = next((place for place in run.found.tensor_at(tensor) if spot_of(place) == spot), None)
-            if place is None:
+    with DisableTorchFunctionSubclass():
+        for guard, key, tensor in dependencies.replaceable(but=constants | run.grads_read.keys()):
+            if not has_strides(tensor):
                 continue
-            compared[id(tensor)] = place
-        guard.of_facts.add(key)
+            spec = TensorSpec.of(tensor)
+            if (spec.dtype, spec.device, len(spec.shape)) in given:
+                spot = id(guard.holder), hashed(key)
+                place = next((place for place in run.found.tensor_at(tensor) if spot_of(place) == spot), None)
+                if place is None:
+                    continue
+                compared[id(tensor)] = place
+            guard.of_facts.add(key)
     dependencies.guard_the_way(compared.values())
     return compared
 

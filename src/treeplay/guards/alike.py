@@ -71,7 +71,7 @@ def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
 
 
 def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
 
 
 def check_of_plain(recorded: torch.Tensor) -> Callable[[Any], bool]:

@@ -57,9 +57,10 @@ class SharingCheck:
         # Of which input a view among the results is, the memory told that they shared.
         views = (ref.of for ref in signature.values if isinstance(ref, View))
         settling = [*signature.mutated, *inputs_used(views)]
-        if shared := _shared([*map(interval, inputs)], settling):
+        spans = [*map(interval, inputs)]
+        if shared := _shared(spans, settling):
             # A slice lies elsewhere in each call, so this is asked in each call.
-            return cls(settling, shared, extents=[end - start for start, end in map(interval, inputs)])
+            return cls(settling, shared, extents=[end - start for start, end in spans])
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
         state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
         if len(state) < 2 or set(state).isdisjoint(signature.mutated):
@@ -99,10 +100,8 @@ class SharingCheck:
     def _found(self, inputs: Sequence[torch.Tensor]) -> list[SharedPair]:
         if self._extents is None:
             return _shared([*map(interval, inputs)], self._settling)
-        starts = map(_data_ptr, inputs)
-        return _shared(
-            [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)], self._settling
-        )
+        ways = zip(map(_data_ptr, inputs), self._extents, strict=True)
+        return _shared([(start, start + extent) for start, extent in ways], self._settling)
 
 
 def _shared(spans: Sequence[Interval], settling: Sequence[int]) -> list[SharedPair]:

@@ -82,9 +82,11 @@ class IsNumber(Condition):
         text.add(f"{name} = {text.value(self.number.place)}")
         if type(value) is int:
             text.require(f"type({name}) is int and {-(2**63)} <= {name} <= {2**63 - 1}")
-        elif self.number.is_exact:
-            text.require(f"type({name}) is {'float' if type(value) is float else text.constant(type(value))}")
-        if type(value) is not int and not (self.number.is_exact and type(value) is float):
+        elif self.number.is_exact and type(value) is float:
+            text.require(f"type({name}) is float")
+        else:
+            if self.number.is_exact:
+                text.require(f"type({name}) is {text.constant(type(value))}")
             text.add(f"if type({name}) is not float: {name} = {text.use('as_float', as_float)}({name})")  # raises
 
     def difference(self, call: Call) -> Mismatch | None:
@@ -132,5 +134,6 @@ class Branches(Condition):
         outcome = _answer(self.guard.expression, values)
         if outcome == self.guard.expected:
             return None
-        names = ", ".join(str(number.place) for number in self.numbers if number.name in self.names)
-        return Mismatch(names, f"a value for which {self.guard}", shown(outcome))
+        about = self.names
+        places = ", ".join(str(number.place) for number in self.numbers if number.name in about)
+        return Mismatch(places, f"a value for which {self.guard}", shown(outcome))

@@ -253,17 +253,17 @@ def loaded_as_values(code: CodeType, names: frozenset[str]) -> frozenset[str]:
     own: set[str] = set()
     if not names.isdisjoint(code.co_names):
         steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-        # The place for what a call needs beside the function is made with the load of its owner, or of itself.
-        calls = {id(step) for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_ATTR") and (step.arg or 0) & 1}
-        is_flag = "LOAD_SUPER_ATTR" in dis.opmap  # whether `LOAD_ATTR` has it
         own = {
             step.argval
             for before, step in itertools.pairwise(steps)
-            if step.opname in ("LOAD_ATTR", "IMPORT_FROM")
-            and not (before.opname == "LOAD_GLOBAL" and id(before) in calls)
-            and not (is_flag and step.opname == "LOAD_ATTR" and id(step) in calls)
+            if step.opname in ("LOAD_ATTR", "IMPORT_FROM") and not _is_for_a_call(before) and not _is_for_a_call(step)
         }
     return _and_within(lambda inner: loaded_as_values(inner, names), code, own & names)
+
+
+def _is_for_a_call(step: dis.Instruction) -> bool:
+    """Whether a load makes room for a call beside the function: the load of the function itself does so, or of its owner."""
+    return bool(step.opname in ("LOAD_GLOBAL", "LOAD_ATTR") and (step.arg or 0) & _FLAGS.get(step.opname, 0))
 
 
 @lru_cache(maxsize=4096)

@@ -75,6 +75,24 @@ def test_one_of_another_shape_is_another_value(times: int) -> None:
     assert torch.equal(program(X), X * 3 - 2)
 
 
+@pytest.mark.parametrize("times", [0, 1, 2, 5, 60])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_an_attribute_on_one_that_took_the_place_is_noticed(name: str, times: int) -> None:
+    held = HOLDERS[name]()
+    first, last = (0, 1) if name == "list" else ("gain", "last")
+    program = treeplay.jit(lambda x: x * held[first] - getattr(held[last], "scale", 1), lower="aten")
+    program(X)
+    held[last] = torch.zeros(2, 1)
+    for _ in range(times):
+        assert torch.equal(program(X), X * 2 - 1)
+    held[last].scale = 5
+    assert torch.equal(program(X), X * 2 - 5)
+    held[last].scale = 7
+    assert torch.equal(program(X), X * 2 - 7)
+    del held[last].scale
+    assert torch.equal(program(X), X * 2 - 1)
+
+
 @pytest.mark.parametrize("times", [0, 1, 2, 5])
 def test_one_that_took_the_place_may_not_change_either(times: int) -> None:
     held: dict[str, Any] = {"gain": 2.0, "last": torch.zeros(2, 1)}

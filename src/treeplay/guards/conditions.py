@@ -114,14 +114,17 @@ class ContainerGuard(Guard):
 
     def is_alike(self, comparison: Comparison, key: Any, before: Any, found: Any) -> bool:
         """Whether what is found under a key may be instead of what was there."""
-        if key in self.of_facts | self.filled and before is not found:
+        if key in self.filled or (key in self.of_facts and before is not found):
+            # One that is still there, too: nothing else guards the attributes that it may have by now.
             if not check_of_plain(before)(found):
                 return False
             comparison.commits.append(lambda: self._fill(key))
             comparison.replaced[id(before)] = found
             return True
+        if before is found or key in self.free:
+            return True
         if key in self.written:
-            return before is found or check_of_slot(before, self.staying, self.read)(found)
+            return check_of_slot(before, self.staying, self.read)(found)
         return comparison.alike(before, found)
 
     def _fill(self, key: Any) -> None:

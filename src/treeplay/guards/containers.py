@@ -96,7 +96,7 @@ class Table(ContainerGuard):
         if len(now) != len(self.recorded) or (self.names is None and not _same_keys(self.recorded, now)):
             return self._other_keys(now)
         for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
-            if before is not found and key not in self.free and not self.is_alike(comparison, key, before, found):
+            if not self.is_alike(comparison, key, before, found):
                 return comparison.inner or differing(self.label_of(key), before, found)
         return None
 
@@ -159,7 +159,7 @@ class Items(_InOrder):
         if len(now) != len(self.recorded):
             return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
         for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
-            if at not in self.free and not self.is_alike(comparison, at, before, found):
+            if not self.is_alike(comparison, at, before, found):
                 return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import unusual
+from treeplay.values.kinds import builtin_of
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_value
 
@@ -94,9 +95,14 @@ class Dependencies:
                 if id(guard.recorded[key]) in found:
                     yield guard, key, found[id(guard.recorded[key])]
 
-    def filled(self) -> tuple[tuple[Any, Any], ...]:
-        """The places that others fill with one tensor after the other: the container, and the key."""
-        return tuple((guard.holder, key) for guard in (*self.tables, *self.items) for key in guard.filled)
+    def filled(self) -> tuple[Callable[[], Any], ...]:
+        """What gives the content of each place that others fill with one tensor after the other."""
+        guards = (*self.tables, *self.items)
+        return tuple(
+            functools.partial(builtin_of(guard.holder).__getitem__, guard.holder, key)
+            for guard in guards
+            for key in guard.filled
+        )
 
     def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
         """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may

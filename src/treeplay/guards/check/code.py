@@ -30,14 +30,14 @@ import torch
 
 from treeplay.codegen import Source, Writer
 from treeplay.guards.alike import check_of_plain, check_of_slot
+from treeplay.guards.check.tables import all_are, entries, filled
 from treeplay.guards.check.words import Words
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient, TensorFacts, facts_of
-from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
-from treeplay.torch_seam.dynamo import tensor_check, version_of_table
+from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
-from treeplay.values.kinds import HEAP, PLAIN, PLAIN_DICTS, is_a
+from treeplay.values.kinds import HEAP
 from treeplay.values.same import is_same
 
 _FEW = 4
@@ -63,7 +63,7 @@ def emit_check(
     replaced without another guard telling of it."""
     text = Writer(again=again)
     others = itertools.chain(
-        *(_entries(text, guard) for guard in dependencies.tables if not guard.is_steady),
+        *(filled(text, guard) if guard.is_steady else entries(text, guard) for guard in dependencies.tables),
         _orders(text, dependencies, words),
         *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
         _asked(text, dependencies.asked, words),
@@ -112,54 +112,6 @@ def _empties(text: Writer, dependencies: Dependencies, words: Words | None) -> I
         yield f"not any(map({text.constant(dict.__len__)}, {text.constant(tuple(others))}))"
 
 
-def _entries(text: Writer, guard: Table) -> Iterator[str]:
-    """A dictionary whose version keeps changing, by its guarded entries."""
-    holder, recorded = text.constant(guard.holder), guard.recorded
-    if guard.matters is not None or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:
-        # A class's entries are chosen by name, and a subclass may do anything in `[]`.
-        yield f"{text.constant(_SameEntries(guard, recorded))}()"
-        return
-    if guard.names is None:
-        yield f"len({holder}) == {len(recorded)}"
-    if guard.names is None and not guard.is_unordered:
-        yield _all_are(text, holder, list(recorded))
-    for key, value in recorded.items():
-        constant = repr(key) if type(key) in (str, int) else text.constant(key)
-        if value is ABSENT:
-            yield f"{constant} not in {holder}"
-        elif key in guard.free:  # a number that the program counts is another object after each replay
-            if guard.names is None:
-                yield f"{constant} in {holder}"
-        elif key in guard.filled:
-            yield f"{text.constant(check_of_plain(value))}({holder}[{constant}])"
-        elif key in guard.written and not is_a(value, PLAIN):
-            yield f"{text.constant(check_of_slot(value, guard.staying, guard.read))}({holder}[{constant}])"
-        else:
-            yield f"{holder}[{constant}] is {text.constant(value)}"
-
-
-class _SameEntries:
-    """Whether a dictionary has the entries that were recorded, which are many: they are compared if it was written to."""
-
-    __slots__ = ("_compared", "_guard", "_recorded")
-
-    def __init__(self, guard: Table, recorded: dict[Any, Any]) -> None:
-        self._guard = guard
-        self._recorded = recorded
-        self._compared: tuple[int, int] | None = None  # its version and length, when they were the same
-
-    def __call__(self) -> bool:
-        holder = self._guard.holder
-        # Asked for before the entries are: what another thread writes meanwhile is compared again.
-        now = (version_of_table(holder), dict.__len__(holder))
-        if now == self._compared:
-            return True
-        if not _are_the_same(self._guard.content(holder), self._recorded):
-            return False
-        self._compared = now
-        return True
-
-
 def _orders(text: Writer, dependencies: Dependencies, words: Words | None) -> Iterator[str]:
     bases = {base for cls in dependencies.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
     owners = [cls for cls in dependencies.orders if cls not in bases]
@@ -184,7 +136,7 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
     else:
         yield f"len({holder}) == {len(guard.recorded)}"
         if not left_out:
-            yield _all_are(text, holder, guard.recorded)
+            yield all_are(text, holder, guard.recorded)
         else:
             yield from (f"{holder}[{at}] is {text.constant(value)}" for at, value in kept)
     for at in sorted(guard.filled):
@@ -218,11 +170,11 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
         yield from (f"{text.constant(guard.ask)}() is {text.constant(guard.recorded)}" for guard in others)
     else:
         asks = text.constant([guard.ask for guard in others])
-        yield _all_are(text, f"map({text.constant(operator.call)}, {asks})", [guard.recorded for guard in others])
+        yield all_are(text, f"map({text.constant(operator.call)}, {asks})", [guard.recorded for guard in others])
     for name, found in attributes.items():
         holders = text.constant([guard.attribute[0] for guard in found if guard.attribute])
         now = f"map({text.constant(operator.attrgetter(name))}, {holders})"
-        yield _all_are(text, now, [guard.recorded for guard in found])
+        yield all_are(text, now, [guard.recorded for guard in found])
     if gradients:
         now = f"map({text.constant(_gradient_of)}, {text.constant(gradients)})"
         yield f"all(map({text.constant(operator.is_not)}, {now}, {text.constant(_NOTHING)}))"
@@ -245,7 +197,7 @@ def _defaults(text: Writer, guards: Sequence[Code], words: Words | None) -> Iter
             yield from (f"{text.constant(of)}.{entry} is {text.constant(value)}" for of, value in having)
         else:
             functions = text.constant([function for function, _ in having])
-            yield _all_are(text, f"map({text.constant(ask)}, {functions})", [value for _, value in having])
+            yield all_are(text, f"map({text.constant(ask)}, {functions})", [value for _, value in having])
 
 
 def _tensors(
@@ -267,26 +219,11 @@ def _tensors(
             yield f"{text.constant(facts_of)}({text.constant(guard.tensor)}) == {text.constant(guard.recorded)}"
 
 
-def _all_are(text: Writer, found: str, recorded: list[Any]) -> str:
-    """The condition that what is found is, one by one, the very objects that were recorded."""
-    return f"all(map({text.constant(operator.is_)}, {found}, {text.constant(recorded)}))"
-
-
 _order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")
 _gradient_of = operator.attrgetter("grad")
 _NOTHING = itertools.repeat(None)  # endless, so that all calls can share it
-
-
-def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:
-    """Whether two dictionaries have the very same keys and values, in one order: for `==`, True and 1 would be the same."""
-    is_ = operator.is_
-    return (
-        len(found) == len(recorded)
-        and all(map(is_, found, recorded))
-        and all(map(is_, found.values(), recorded.values()))
-    )
 
 
 def _has_plain_length(holder: Any) -> bool:

@@ -75,7 +75,7 @@ class Guards:
         self._read_anew: tuple[Place, ...] = ()  # places of state that `holds` does not imply to be as they were
         self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
-        self._filled: tuple[tuple[Any, Any], ...] = ()  # places that others fill, as `Dependencies.filled` said last
+        self._filled: tuple[Callable[[], Any], ...] = ()  # what `Dependencies.filled` gave last
         self._quick: QuickCheck | None = None
         # Not a method, by which guards that are never asked would keep themselves.
         self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
@@ -89,7 +89,8 @@ class Guards:
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
         comparison = Comparison(self._dependencies.containers)
-        touched = [table for table in self._dependencies.tables if not table.is_steady or self._is_newer(table)]
+        tables = self._dependencies.tables
+        touched = [table for table in tables if not table.is_steady or table.filled or self._is_newer(table)]
         found = next(self._differences(comparison, touched), None)
         if found is None:
             self._accept(comparison, touched)
@@ -204,7 +205,7 @@ class Guards:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones;
         `replaced` gives those that took the place of one of the latter."""
         found = [*(place.read_or(None) for place in self.places_of_inputs)]
-        found += [holder[key] for holder, key in self._dependencies.filled()]
+        found += [content() for content in self._dependencies.filled()]
         apart = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         apart += [id(replaced[at]) if at in replaced else at for at in self._dependencies.tensors]
         return len(apart) == len({*apart})
@@ -214,7 +215,7 @@ class Guards:
         attributes that are guarded.
 
         What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
-        found = [*(place.read_or(None) for place in self._read_anew), *(holder[key] for holder, key in self._filled)]
+        found = [*(place.read_or(None) for place in self._read_anew), *(content() for content in self._filled)]
         anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
             return False

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,18 @@ def differentiable(net: nn.Module) -> Any:
     return treeplay.jit(lambda x: net(x).square().mean(), lower="aten")
 
 
+def counting(net: nn.Module) -> Any:
+    """One whose count is an input once a trace was refused for it."""
+    net.requires_grad_(False)
+    counts = SimpleNamespace(calls=0)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        counts.calls += 1
+        return net(x) * counts.calls - x
+
+    return treeplay.jit(program, lower="aten")
+
+
 def opaque(net: nn.Module) -> Any:
     net.requires_grad_(False)
     return treeplay.jit(lambda x: net(x) - x, lower="capture")
@@ -99,7 +112,7 @@ class Mean(nn.Module):
         return x.square().mean()
 
 
-JITTED = [inference, function, step, differentiable, opaque, refused]
+JITTED = [inference, function, step, differentiable, counting, opaque, refused]
 KINDS = [*JITTED, compiled, compiled_inference, graphed, graphed_function]
 
 

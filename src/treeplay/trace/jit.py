@@ -131,6 +131,7 @@ def _trace(
             # No name here: the exception would hold the frame that holds it.
             raise _told(refusal, run) from refusal.__cause__
         finally:
+            tracer.world.reads = None  # or each would keep the other, by the numbers of which something was read
             generators.note(reads)
             _undo(run, partial(_tell_apart, run, is_shared=is_shared))
             if is_refused:  # else once what it has read is let go

@@ -50,12 +50,18 @@ def find_writes(
         except Refusal as refusal:
             refusals.append((_is_count(change.before, value_of(change.after)), refusal))
     if refusals:
-        # A count by itself would be an input: what else is in the way is to be told.
-        _, told = min(refusals, key=lambda found: found[0])
-        told.counted = tuple(_counted(snapshot, inputs))
-        raise told
+        raise _told(refusals, snapshot, inputs)
     _check_let_go(writes, results, snapshot)
     return tuple(writes)
+
+
+def _told(refusals: list[tuple[bool, Refusal]], snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Refusal:
+    """The one to raise. A count by itself would be an input: what else is in the way is to be told."""
+    _, told = min(refusals, key=lambda found: found[0])
+    # Or it would keep itself, by the frame in its traceback, and with it all that the run had, until a collection.
+    refusals.clear()
+    told.counted = tuple(_counted(snapshot, inputs))
+    return told
 
 
 def _check_let_go(writes: Sequence[Write], results: References, snapshot: Snapshot) -> None:

@@ -13,17 +13,30 @@ import treeplay
 from support import assert_same, jit
 
 
-def test_an_attribute_of_a_jitted_function_is_guarded() -> None:
+@pytest.mark.parametrize("name", ["scale", "_scale"])
+def test_an_attribute_of_a_jitted_function_is_guarded(name: str) -> None:
     """It was read when the function was recorded, and never again."""
 
     @treeplay.jit(lower="aten")
     def scaled(x: torch.Tensor) -> torch.Tensor:
-        return x * scaled.scale - 1  # type: ignore[attr-defined, no-any-return]
+        return x * getattr(scaled, name) - 1  # type: ignore[no-any-return]
 
     for scale in (2.0, 2.0, 2.0, 5.0, 5.0, 7.0):
-        scaled.scale = scale  # type: ignore[attr-defined]
+        setattr(scaled, name, scale)
         assert_same(scaled(torch.ones(2)), torch.ones(2) * scale - 1)
     assert scaled.statistics().replays >= 2
+
+
+def test_a_jitted_function_has_the_attributes_that_the_function_had() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * program.scale - 1  # type: ignore[attr-defined, no-any-return]
+
+    scaled.scale = 2.0  # type: ignore[attr-defined]
+    scaled._lower = "something of its own"  # type: ignore[attr-defined]
+    program = treeplay.jit(scaled, lower="aten")
+    assert [program(torch.ones(1)).item() for _ in range(3)] == [1.0] * 3
+    program.scale = 5.0  # type: ignore[attr-defined]
+    assert [program(torch.ones(1)).item() for _ in range(3)] == [4.0] * 3
 
 
 def test_what_a_jitted_function_counts_on_itself_each_replay_counts() -> None:

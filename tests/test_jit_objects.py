@@ -227,3 +227,22 @@ def test_a_numpy_array_in_an_object_is_refused_with_an_advice_that_works() -> No
     for array in (*arrays, arrays[0]):
         assert_same(jitted(torch.from_numpy(array)), torch.from_numpy(array) * 2 - 1)
     assert jitted.statistics().replays == 2
+
+
+def test_objects_whose_classes_name_no_module_are_followed_like_others() -> None:
+    """Of code that was executed without a `__name__`."""
+    names: dict[str, Any] = {"torch": torch}
+    exec(
+        "Net = type('Net', (torch.nn.Module,), {'forward': lambda self, x: x * self.rate - 1})\n"
+        "Base = type('Base', (), {})\n"
+        "Plain = type('Plain', (Base,), {})\n",
+        names,
+    )
+    net, plain = names["Net"](), names["Plain"]()
+    net.rate, plain.rate = 2.0, 3.0
+    jitted, program = treeplay.jit(net, lower="aten"), treeplay.jit(lambda x: x * plain.rate - 1, lower="aten")
+    for _ in range(3):
+        assert (jitted(torch.ones(1)).item(), program(torch.ones(1)).item()) == (1.0, 2.0)
+    net.rate, plain.rate = 5.0, 7.0
+    assert (jitted(torch.ones(1)).item(), program(torch.ones(1)).item()) == (4.0, 6.0)
+    assert program.statistics().replays >= 2

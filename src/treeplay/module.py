@@ -74,7 +74,7 @@ def _rejit(module: torch.nn.Module, lower: str, on_refusal: str) -> Any:
 def _class_for(cls: type) -> type:
     slots = {
         "__slots__": ("_treeplay",),
-        "__module__": cls.__module__,
+        "__module__": getattr(cls, "__module__", ""),  # some have none: of code that was executed without a `__name__`
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }

@@ -13,7 +13,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import torch
@@ -79,6 +79,9 @@ class Jitted(Generic[P, R]):
             _ = self._manager  # here, and not in the first call, which may be under modes of the user's
         if not isinstance(program, torch.nn.Module):
             functools.update_wrapper(self, program, updated=())
+        if isinstance(program, FunctionType):
+            # As any decorator does, and below our own. The state of an object that can be called stays its own.
+            vars(self).update(vars(program) | vars(self))
         register(self)
 
     @functools.cached_property

@@ -37,12 +37,16 @@ def test_python_m_treeplay_is_the_command() -> None:
     assert done.returncode == 2 and "treeplay" in done.stderr and "chek" in done.stderr
 
 
-def test_an_unknown_word_in_the_environment_is_one_message() -> None:
+@pytest.mark.parametrize(
+    ("variable", "found", "expected"),
+    [("TREEPLAY", "maybe", "0 or 1"), ("TREEPLAY_LOGS", "guard", "some of recordings, refusals, guards, all")],
+)
+def test_an_unknown_word_in_the_environment_is_one_message(variable: str, found: str, expected: str) -> None:
     words = [sys.executable, "-m", "treeplay", "doctor"]
-    environment = {**os.environ, "TREEPLAY": "maybe"}
+    environment = {**os.environ, variable: found}
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: the environment variable TREEPLAY: expected 0 or 1, found 'maybe'\n"
+    assert done.stderr == f"error: the environment variable {variable}: expected {expected}, found {found!r}\n"
 
 
 def test_a_letter_that_the_output_lacks_is_written_as_its_number(tmp_path: Path) -> None:

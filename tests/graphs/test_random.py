@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -94,6 +95,27 @@ def test_G22_a_generator_that_is_not_registered_is_refused_by_name(dev: str) -> 
     with pytest.raises(CaptureFailed, match=r"the generator `mine`.*not registered") as failure:
         record(dev, lambda: torch.rand(5, device=dev, generator=mine))
     assert failure.value.advice.startswith("call `register_generator_state(mine)`")
+
+
+def test_a_draw_of_another_thread_in_between_is_named_as_what_it_may_be() -> None:
+    def draw_elsewhere() -> None:
+        torch.rand(2)
+        drawn.set()
+        left.wait(30)
+
+    drawn, left = threading.Event(), threading.Event()
+    other = threading.Thread(target=draw_elsewhere)
+    try:
+        with pytest.raises(
+            CaptureFailed, match=r"unless it was another thread that drew(.|\n)*generators of their own"
+        ):
+            with graph(Graph(device="cpu")):
+                other.start()
+                assert drawn.wait(30)
+                torch.rand(3)
+    finally:
+        left.set()
+        other.join()
 
 
 def test_G22_only_generators_of_the_device_can_be_registered(dev: str) -> None:

@@ -224,11 +224,31 @@ def test_fakes_first_is_asked_for_by_the_tracing_context() -> None:
         assert torch_context.wants_fakes_first()
 
 
-def test_a_node_gets_its_gradients_in_a_list_but_from_compiled_autograd() -> None:
-    node = aot.NodeType("Node", (torch.autograd.Function,), {})
-    assert node.boxed_grads_call == aot.GRADIENTS_COME_IN_A_LIST
+def test_a_node_gets_its_gradients_in_a_list_but_from_compiled_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(vars(aot.GeneratedFunction)["boxed_grads_call"]) is bool  # no code runs when torch asks
+    given: list[type] = []
+
+    class Doubling(aot.GeneratedFunction):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> torch.Tensor:
+            given.append(type(gradients[0]))
+            (gradient,) = gradients[0] if type(gradients[0]) is list else gradients
+            return gradient * 2
+
+    monkeypatch.setattr(aot.GeneratedFunction, "boxed_grads_call", aot.GRADIENTS_COME_IN_A_LIST)
+    x = numbers(3, grad=True)
+    aot.apply_of(Doubling)(x).sum().backward()
+    before = aot.apply_of(Doubling)(x)
     with torch._dynamo.compiled_autograd._enable(lambda module: module):
-        assert not node.boxed_grads_call
+        before.sum().backward()
+    assert list not in given[1:]
+    aot.apply_of(Doubling)(x).sum().backward()
+    assert given[0] is (list if aot.GRADIENTS_COME_IN_A_LIST else torch.Tensor)
+    assert x.grad.tolist() == [6.0] * 3 and given[-1] is torch.Tensor
 
 
 def test_no_guess_is_made_about_gradients_of_written_arguments() -> None:

@@ -57,7 +57,9 @@ def _root(
     ] = False,
 ) -> None:
     """Record what a PyTorch program does once, and replay it for the price of one launch."""
-    _ = treeplay.settings.enabled  # an error, if the environment says what it cannot
+    # Each is an error, if the environment says what it cannot.
+    _ = treeplay.settings.enabled
+    importlib.import_module("treeplay.observe.events")
 
 
 def make_app() -> typer.Typer:

@@ -15,7 +15,7 @@ from treeplay.guards.containers import Table
 from treeplay.guards.reads.names import stores_within
 from treeplay.guards.walk.kinds import HARMLESS
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.kinds import is_a, table_of
+from treeplay.values.kinds import is_a, module_of, table_of
 from treeplay.values.place import How, Place
 
 # What Python itself puts into the dictionary of a class, and none of a program's business.
@@ -153,12 +153,12 @@ def users_attributes(value: Any) -> dict[str, Any]:
     table = table_of(value)
     if not table or is_a(value, HARMLESS):
         return {}
-    if str(type(value).__module__).startswith("treeplay."):
-        if "__wrapped__" not in table or isinstance(value, torch.nn.Module):
-            return {}
-        return {name: entry for name, entry in dict.copy(table).items() if name[:1] != "_"}
-    functions = (
-        entry for cls in type(value).__mro__ for entry in vars(cls).values() if is_a(entry, types.FunctionType)
-    )
+    is_ours = module_of(type(value)).startswith("treeplay.")
+    if is_ours and ("__wrapped__" not in table or isinstance(value, torch.nn.Module)):
+        return {}
+    entries = [(name, entry) for cls in type(value).__mro__ for name, entry in vars(cls).items()]
+    functions = (entry for _, entry in entries if is_a(entry, types.FunctionType))
     assigned = frozenset[str]().union(*(stores_within(function.__code__) for function in functions))
+    if is_ours:  # and what its cached properties and `functools.update_wrapper` have put there
+        assigned |= {name for name, _ in entries} | {name for name in table if name[:2] == "__"}
     return {name: entry for name, entry in dict.copy(table).items() if name not in assigned}

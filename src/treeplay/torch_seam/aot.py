@@ -22,13 +22,18 @@ _GUESSES_ZEROS = "disable_guess_zero_tangent_for_mutated_input_subclass"
 # are made of the same parts as the argument, so whatever arrives has its class.
 
 
-class NodeType(type(torch.autograd.Function)):  # type: ignore[misc]
-    """The class of generated nodes' classes. Compiled autograd, which runs a backward node by node, passes no list."""
+class GeneratedFunction(torch.autograd.Function):
+    """What generated autograd functions are derived from."""
 
-    @property
-    def boxed_grads_call(cls) -> bool:
-        """Whether the backward is given its gradients in one list."""
-        return GRADIENTS_COME_IN_A_LIST and not compiled_autograd.compiled_autograd_enabled
+    # No property: torch asks for it in each forward, from C++, where an exception of a signal's handler would be lost.
+    boxed_grads_call = GRADIENTS_COME_IN_A_LIST
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> Any:
+        # Compiled autograd runs a backward node by node and refuses those that want a list, which it asks for after this.
+        # One who has used it gets tuples everywhere from then on, and both are taken apart.
+        GeneratedFunction.boxed_grads_call = False
+        return torch.autograd.Function._compiled_autograd_key(ctx)
 
 
 def apply_of(node_class: Any) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_tra
 
 from treeplay.torch_seam.autograd import saving_hooks
 from treeplay.torch_seam.patched import Shared
+from treeplay.values.kinds import module_of
 
 DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which `__torch_function__` of tensor subclasses is not called."""
@@ -163,7 +164,7 @@ def foreign_mode() -> str | None:
 def is_traced() -> bool:
     """Whether a program is observed or traced in this thread, by a mode of ours."""
     modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    return any(type(mode).__module__.startswith("treeplay.trace.") for mode in modes)
+    return any(module_of(type(mode)).startswith("treeplay.trace.") for mode in modes)
 
 
 def as_eager() -> Any:

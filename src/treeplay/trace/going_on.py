@@ -21,6 +21,7 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.run.gradients import Gradients
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.run.watch import READS_ON_THE_HOST, WatchFunctions
+from treeplay.values.kinds import module_of
 from treeplay.values.location import Location
 
 _TENSOR = torch.Tensor
@@ -39,7 +40,7 @@ class EagerReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _KNOWN and (isinstance(result, _PLAIN) or type(result).__module__ == "numpy"):
+        if func in _KNOWN and (isinstance(result, _PLAIN) or module_of(type(result)) == "numpy"):
             what = func, user_location()
             self.answers.append((what, copy.deepcopy(result)))  # an array is the tensor's own memory
         return result

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.kinds import HEAP, is_hidden, slots_in
+from treeplay.values.kinds import HEAP, is_hidden, module_of, slots_in
 from treeplay.values.structure import (
     DICTS,
     Leaf,
@@ -49,7 +49,7 @@ def _is_constant(item: Any) -> bool:
     if type(item) in (tuple, frozenset):
         return all(map(_is_constant, item))
     # NumPy's float64 and complex128 are subclasses of Python's numbers.
-    return isinstance(item, _CONSTANTS) and type(item).__module__ != "numpy"
+    return isinstance(item, _CONSTANTS) and module_of(type(item)) != "numpy"
 
 
 def flatten(

@@ -26,6 +26,13 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
+def module_of(cls: type) -> str:
+    """The name of the module that a class says it is from; empty for one that says none, as code does that was executed
+    without a `__name__`."""
+    found = getattr(cls, "__module__", "")
+    return found if is_a(found, str) else ""
+
+
 def is_iterator(value: Any) -> bool:
     """Whether items can be taken from `value`, and are gone then. Proxies have the methods of all."""
     return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
@@ -51,12 +58,12 @@ def hands_items_out(value: Any) -> bool:
     file = next((base for base in _FILES if is_a(value, base)), None)
     if file is not None:
         return not file.closed.__get__(value) and bool(file.readable(value))
-    return any(base.__module__ in _QUEUES and _is_of_stdlib(base) for base in type(value).__mro__)
+    return any(module_of(base) in _QUEUES and _is_of_stdlib(base) for base in type(value).__mro__)
 
 
 def _is_of_stdlib(cls: type) -> bool:
     """Whether a class is the standard library's, and none of somebody's whose module has the same name."""
-    module = sys.modules.get(cls.__module__)
+    module = sys.modules.get(module_of(cls))
     file = getattr(module, "__file__", None)
     return getattr(module, cls.__name__, None) is cls and (file is None or file.startswith(_STDLIB))
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from treeplay.values.kinds import module_of
 from treeplay.values.structure import is_namedtuple
 
 _AS_THEY_ARE = frozenset({int, bool, str, bytes, type(None)})
@@ -142,7 +143,7 @@ def _is_of_numpy(cls: type) -> bool:
     return (
         numpy is not None
         and issubclass(cls, numpy.generic)
-        and cls.__module__ == "numpy"
+        and module_of(cls) == "numpy"
         and not issubclass(cls, numpy.void)
     )
 

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from treeplay.values.kinds import module_of
+
 DICTS = (dict, OrderedDict)
 
 
@@ -48,7 +50,7 @@ class Structure:
     @property
     def is_array(self) -> bool:
         """Whether it is a NumPy array, whose one part is a tensor over its memory."""
-        return self.cls.__module__ == "numpy" and self.cls.__name__ == "ndarray"
+        return module_of(self.cls) == "numpy" and self.cls.__name__ == "ndarray"
 
 
 def is_namedtuple(cls: type) -> bool:
@@ -59,7 +61,7 @@ def is_namedtuple(cls: type) -> bool:
 def is_named_result(cls: type) -> bool:
     """Whether `cls` is the class of one of torch's own named results, such as that of `x.max(0)`."""
     # An attribute that CPython gives its struct sequences, which these are.
-    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and cls.__module__ == "torch.return_types"
+    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and module_of(cls) == "torch.return_types"
 
 
 def is_dataclass_value(value: Any) -> bool:

@@ -120,6 +120,25 @@ def test_a_function_that_profiles_is_set_aside_and_goes_on() -> None:
     assert is_back and "other" in seen and {"outer", "inner"} <= names(ran)
 
 
+@pytest.mark.skipif(hasattr(sys, "monitoring"), reason="the profiler notes nothing here")
+def test_a_profiler_that_fails_leaves_the_users_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(cProfile.Profile):
+        def getstats(self) -> Any:
+            raise MemoryError("memory was exhausted while profiling")
+
+    def profiler(frame: FrameType, event: str, _: Any) -> None:
+        pass
+
+    monkeypatch.setattr(cProfile, "Profile", Failing)
+    sys.setprofile(profiler)
+    try:
+        ran = of(outer)
+        is_back = sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert is_back and not ran.is_complete and names(ran) == set() == ran.messages()
+
+
 def test_a_profile_of_the_users_is_set_aside_and_goes_on() -> None:
     profile = cProfile.Profile()
     profile.enable()

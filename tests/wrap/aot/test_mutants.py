@@ -103,7 +103,7 @@ def with_node(call: Any, texts: dict[str, str]) -> Any:
         exec(text, scope)
         members[name] = staticmethod(scope[name])
     scope = dict(call.__globals__)
-    scope["run"] = aot.apply_of(aot.NodeType("Mutant", (torch.autograd.Function,), members))
+    scope["run"] = aot.apply_of(type("Mutant", (aot.GeneratedFunction,), members))
     exec(call.source, scope)
     return scope["call"]
 

@@ -51,14 +51,14 @@ class Draws:
             if address not in self._generators:
                 return unregistered(op)
             if not torch.equal(self._generators[address].get_state(), self._latest[address]):
-                return state_was_set(op)
+                return state_was_set(op, is_shared=self._is_shared or has_company())
         return None
 
     def note(self, op: Any, args: Any, kwargs: Any) -> None:
         """An operator has drawn."""
         for address in self._drawn_by(op, args, kwargs):
             self._latest[address] = self._generators[address].get_state()
-            self._drawn[address] = state_was_set(op)
+            self._drawn[address] = state_was_set(op, is_shared=self._is_shared)
 
     def refusal_at_end(self) -> Reason | None:
         """Why generators would not stand after a replay where they stood at the end, or None. One that was not drawn from may

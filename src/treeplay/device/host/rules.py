@@ -85,12 +85,14 @@ def unregistered(op: Any) -> Reason:
     )
 
 
-def state_was_set(op: Any) -> Reason:
-    """The refusal of a draw that a replay would make differently."""
+def state_was_set(op: Any, *, is_shared: bool) -> Reason:
+    """The refusal of a draw that a replay would make differently; `is_shared`: where other threads may draw meanwhile."""
+    others = ", unless it was another thread that drew from it meanwhile" if is_shared else ""
+    apart = "; give other threads that draw generators of their own" if is_shared else ""
     return _reason(
         _spoken(op),
-        "draws from a generator whose state was set inside of the capture, and a replay does not set it",
-        "seed before the replay; give `torch.utils.checkpoint.checkpoint` the option `preserve_rng_state=False`",
+        f"draws from a generator whose state was set inside of the capture, and a replay does not set it{others}",
+        f"seed before the replay; give `torch.utils.checkpoint.checkpoint` the option `preserve_rng_state=False`{apart}",
     )
 
 

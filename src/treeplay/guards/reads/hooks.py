@@ -24,7 +24,7 @@ from treeplay.sandbox.teardown import each
 from treeplay.torch_seam.dynamo import skip_code, version_of_table
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in
-from treeplay.values.kinds import HEAP
+from treeplay.values.kinds import HEAP, module_of
 
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 LEFT_ALONE = (torch.Tensor, type, BaseException, enum.Enum, TorchDispatchMode, TorchFunctionMode)
@@ -109,7 +109,7 @@ class ReadHooks:
 
 
 def _places_of_hooks(cls: type) -> list[tuple[type, str]]:
-    if issubclass(cls, LEFT_ALONE) or cls is ModuleType or cls.__module__.startswith("treeplay."):
+    if issubclass(cls, LEFT_ALONE) or cls is ModuleType or module_of(cls).startswith("treeplay."):
         return []
     places = [(place, name) for name in _HOOKED if (place := _place_of_hook(cls, name)) is not None]
     return places if len(places) == len(_HOOKED) else []
@@ -123,7 +123,7 @@ def _place_of_hook(cls: type, name: str) -> type | None:
         if name in vars(base):
             return base if is_open else place  # in an extension's class, as `dict`: the mixins after it are not asked
         # A change of `Generic` or `ABC` would be one of hundreds of classes, which takes a millisecond.
-        if is_open and (place is None or base.__module__ not in _OF_MIXINS):
+        if is_open and (place is None or module_of(base) not in _OF_MIXINS):
             place = base
     return place
 

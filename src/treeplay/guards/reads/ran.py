@@ -28,7 +28,7 @@ class RanCode(Protocol):
     """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
 
     is_complete: bool
-    """Not where somebody else's tool could not be set aside: then nobody knows what ran."""
+    """Not where somebody else's tool could not be set aside, or the profiler failed: then nobody knows what ran."""
 
     def start(self) -> None:
         """Begin to note, in this thread."""
@@ -83,12 +83,13 @@ class _Profiled:
 
     def stop(self) -> None:
         self.pause()
-        self._entries = self._profile.getstats()
         theirs, self._theirs = self._theirs, None
-        if isinstance(theirs, _Profiler):
-            theirs.enable()
-        elif theirs is not None:
-            sys.setprofile(theirs)
+        try:
+            self._entries = self._profile.getstats()
+        except MemoryError:  # so it calls whatever was raised while it noted something, as by a signal's handler
+            self.is_complete = False
+        if theirs is not None:
+            theirs.enable() if isinstance(theirs, _Profiler) else sys.setprofile(theirs)
 
     def pause(self) -> None:
         if self._is_on:
@@ -124,8 +125,9 @@ class _Profiled:
         return {f"{match[2].rpartition('.')[2]}.{match[1]}" for match in found if match is not None}
 
     def messages(self) -> set[str]:
-        entries: Any = self._profile.getstats()
-        loggers = [entry for entry in entries if isinstance(entry.code, CodeType) and entry.code in _TAKES_MESSAGES]
+        loggers = [
+            entry for entry in self._entries if isinstance(entry.code, CodeType) and entry.code in _TAKES_MESSAGES
+        ]
         return {entry.code.co_name for entry in loggers if any(call.code is _PASSES_ON for call in entry.calls or ())}
 
 

@@ -25,7 +25,7 @@ from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.teardown import Teardown, each
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import is_a, module_of
 from treeplay.values.location import Location
 
 WHOLE = "__dict__"
@@ -103,7 +103,7 @@ class Reads:
         self.objects = {
             key: noted
             for key, noted in self.objects.items()
-            if type(noted.object).__module__ not in _MODULES_ON_THE_WAY
+            if module_of(type(noted.object)) not in _MODULES_ON_THE_WAY
         }
         self.code = None
         if self._ran.is_complete:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.reads.hooks import LEFT_ALONE, ReadHooks, loaded_modules
-from treeplay.values.kinds import HEAP, table_of
+from treeplay.values.kinds import HEAP, module_of, table_of
 
 _UNREAD = (
     *("mpmath", "sympy", "torch._dynamo.variables", "torch._inductor", "torch.utils._sympy"),
@@ -72,7 +72,7 @@ def _find_classes(modules: Iterable[ModuleType], found: dict[type, None]) -> Non
         fresh: list[Any] = []
         for value in layer:
             cls = type(value)
-            if not cls.__flags__ & HEAP or issubclass(cls, LEFT_ALONE) or _is_unread(str(cls.__module__)):
+            if not cls.__flags__ & HEAP or issubclass(cls, LEFT_ALONE) or _is_unread(module_of(cls)):
                 continue
             if cls not in found:
                 found[cls] = None

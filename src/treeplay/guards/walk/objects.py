@@ -44,7 +44,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.scripts import ScriptModule
-from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_of, table_of
+from treeplay.values.kinds import HEAP, is_a, is_iterator, module_of, slots_of, table_of
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -78,9 +78,9 @@ class Objects:
         cls = type(value)
         if is_a(value, CONTAINERS):
             self._containers.contents(value, label)
-        if cls.__module__ == "typing":
+        if module_of(cls) == "typing":
             return
-        if str(cls.__module__).startswith("treeplay."):
+        if module_of(cls).startswith("treeplay."):
             # A jitted program inside of this one runs as it is.
             self._walk.enter(getattr(value, "__wrapped__", None), label)
             self._kept_by_user(value, label)
@@ -169,7 +169,7 @@ class Objects:
         if cls.__flags__ & HEAP and cls.__bases__ != (object,):  # nobody can give such a class other bases
             self._walk.dependencies.orders[cls] = cls.__mro__
         for base in cls.__mro__:
-            if base in self._classes or not base.__flags__ & HEAP or str(base.__module__).startswith("treeplay."):
+            if base in self._classes or not base.__flags__ & HEAP or module_of(base).startswith("treeplay."):
                 continue
             self._classes[base] = None
             self._walk.meet(base)
@@ -193,12 +193,12 @@ class Objects:
         if cls is RemovableHandle:  # which counts all hooks of the process
             return
         asks = self._asks_classes
-        if asks and cls not in self._of_instances and str(cls.__module__).partition(".")[0] == "torch":
+        if asks and cls not in self._of_instances and module_of(cls).partition(".")[0] == "torch":
             self._named[cls] = None
             asks = False
         names = self._walk.names
         counts = functools.partial(matters, names, asks)
-        if self._asks_subclasses and str(cls.__module__).partition(".")[0] != "torch":
+        if self._asks_subclasses and module_of(cls).partition(".")[0] != "torch":
             self._subclasses_of(cls)
         table = real_table(cls)
         self._walk.dependencies.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))

@@ -53,7 +53,7 @@ from treeplay.trace.call import Call, roots_of
 from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import flatten
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import is_a, module_of
 from treeplay.values.place import How, Place
 
 
@@ -232,7 +232,7 @@ def _of_torch(place: Place) -> bool:
     """Whether a container belongs to an object of torch's, whose code changes it."""
     here: Place | None = place
     while here is not None:
-        if type(here.holder).__module__.startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
+        if module_of(type(here.holder)).startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
             return True
         if here.key in MODULE_TABLES:
             return True

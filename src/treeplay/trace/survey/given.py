@@ -13,7 +13,7 @@ from typing import Any
 
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import given_containers
-from treeplay.values.kinds import is_frozen
+from treeplay.values.kinds import is_frozen, module_of
 from treeplay.values.place import How, Place
 from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, values_in
 from treeplay.values.structure import Leaf, Structure
@@ -36,7 +36,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
             for slot in of.rest if "__dict__" not in of.rest else of.rest[1:]:
                 child = place.child(How.ATTRIBUTE, container, slot, f"{place}.{slot}")
                 found.cells.append((child, child.read()))
-        is_usual = type(container).__module__ in ("builtins", "collections") or of.rest is not None
+        is_usual = module_of(type(container)) in ("builtins", "collections") or of.rest is not None
         if isinstance(container, (dict, list, deque, set)) and is_usual:
             found.containers[id(container)] = container
             found.container_places[id(container)] = place

@@ -14,6 +14,7 @@ from types import FunctionType
 from treeplay.guards.reads.names import loaded_as_values, names_within, strings_within, values_within
 from treeplay.observe.lines import is_own_or_text, is_users
 from treeplay.values.arithmetic import FUNCTIONS
+from treeplay.values.kinds import module_of
 
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
 _OF_SETTINGS = {"types", "argparse"}
@@ -78,11 +79,11 @@ def is_of_library(module: str) -> bool:
 
 def is_users_class(cls: type) -> bool:
     """Whether a class is followed."""
-    return not is_of_library(str(cls.__module__)) and not issubclass(cls, enum.Enum)
+    return not is_of_library(module_of(cls)) and not issubclass(cls, enum.Enum)
 
 
 def origin(cls: type) -> Names:
     """What values in objects of a class need, for being there."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    is_own = cls.__module__ in {"__main__", *_OF_SETTINGS}  # the first may have no file
+    file = getattr(sys.modules.get(module_of(cls)), "__file__", None)
+    is_own = module_of(cls) in {"__main__", *_OF_SETTINGS}  # the first may have no file
     return ALWAYS if is_own or (file is not None and is_own_or_text(file)) else FOREIGN

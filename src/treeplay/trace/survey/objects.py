@@ -25,7 +25,7 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, slots_of, table_of
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, module_of, slots_of, table_of
 from treeplay.values.place import How, Place, root
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
@@ -112,7 +112,7 @@ class SurveyedObjects:
         cls = type(value)
         if (is_iterator(value) and not is_a(value, io.IOBase)) or hands_items_out(value):
             self._walk.iterators.append((needs, place))
-        module = str(cls.__module__)
+        module = module_of(cls)
         is_entered = module.startswith(_ENTERED) or is_a(value, (threading.local, BaseException))
         if is_of_library(module) and not is_entered:
             if module.startswith(_KEEPS_CONTAINERS):

@@ -27,6 +27,7 @@ from treeplay.torch_seam.patched import Shared, all_wanted
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import flatten
+from treeplay.values.kinds import module_of
 from treeplay.values.location import Location
 
 _RATES = ("lr", "momentum", "betas")
@@ -133,7 +134,7 @@ def _with_inner(schedule: Any) -> Iterator[Any]:
 
 
 def _is_torchs(schedule: Any) -> bool:
-    return type(schedule).__module__.startswith("torch.optim.")
+    return module_of(type(schedule)).startswith("torch.optim.")
 
 
 def _noting(original: Callable[..., Any], value: Callable[[], Any]) -> Callable[..., Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from treeplay.codegen import Source, hide_from_dynamo, load_source
 from treeplay.errors import InternalError
 from treeplay.torch_seam import aot
@@ -90,4 +88,4 @@ def _node_class(plan: CallPlan, node: NodePlan, forward: Callable[..., Any], nee
         "backward": staticmethod(run_backward),
         "sources": (first.text, second.text),
     }
-    return aot.NodeType("Treeplay", (torch.autograd.Function,), members)
+    return type("Treeplay", (aot.GeneratedFunction,), members)

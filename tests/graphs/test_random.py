@@ -103,6 +103,7 @@ def test_a_draw_of_another_thread_in_between_is_named_as_what_it_may_be() -> Non
         drawn.set()
         left.wait(30)
 
+    told = r"unless it was another thread that drew(.|\n)*generators of their own"
     drawn, left = threading.Event(), threading.Event()
     other = threading.Thread(target=draw_elsewhere)
     try:

@@ -15,7 +15,7 @@ from torch import nn
 from support.compiled import INDUCTOR_IN_SOAK, SeenOperators, compiled, small_net
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
-from treeplay.errors import ArgumentError, InternalError, Refusal, UsageError
+from treeplay.errors import ArgumentError, Refusal, UsageError
 from treeplay.torch_compile import backend, compile_graph
 from treeplay.values.refusal import Reason
 
@@ -108,7 +108,7 @@ def test_T6_results_keep_places_and_a_wrong_type_is_named_by_position(record, de
 def test_T6_an_inner_compiler_whose_callable_leaves_its_list_full_is_told():
     inner = lambda module, inputs: lambda args: module(*args)  # noqa: E731
     run = compile_graph(KEEPS_PLACES, [torch.ones(3)] * 2, inner=inner)
-    with pytest.raises(InternalError, match="left 2 values in the list of its arguments"):
+    with pytest.raises(UsageError, match="left 2 values in the list of its arguments"):
         run(torch.ones(3), torch.ones(3))
 
 

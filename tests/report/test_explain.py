@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -147,3 +149,12 @@ def test_variables_of_torchs_functions_are_not_told_as_the_users() -> None:
     begin, _, _ = jitted.explain().partition("└─")
     assert "    scale = 2.5" in begin and "has_state_steps" not in begin
     assert "torch.optim.adam.adam.has_state_steps = True" in jitted.statistics().keys[0].recordings[0].guarded
+
+
+@pytest.mark.parametrize("program", [3, treeplay.jit(lambda x: x - 1), treeplay.jit(torch.nn.Tanh())])
+def test_what_it_cannot_explain_is_said_with_what_can(program: Any) -> None:
+    expected = (
+        "expected a callable or a module, found int" if program == 3 else r"jitted, and `program.explain\(\)` says"
+    )
+    with pytest.raises(treeplay.ArgumentTypeError, match=expected):
+        treeplay.explain(program)

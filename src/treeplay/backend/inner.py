@@ -15,7 +15,7 @@ from treeplay.backend.metadata import fakes_of, mode_of, views_as_reshapes
 from treeplay.backend.options import Options
 from treeplay.backend.strides import check_symbolic_strides, noted_strides, visible_strides, with_strides
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
-from treeplay.errors import InternalError, LoweringError
+from treeplay.errors import InternalError, LoweringError, UsageError
 from treeplay.graph_check import check_module
 from treeplay.observe import counters, warn_once
 from treeplay.sandbox.boundary import users_own
@@ -142,8 +142,9 @@ def _emptying(run: Boxed) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         results = run(args)
         if args:
-            raise InternalError(
-                f"what the inner compiler gave left {len(args)} values in the list of its arguments, which it has to empty"
+            raise UsageError(
+                f"the option `inner`: what the compiler gave left {len(args)} values in the list of its arguments, which it "
+                "has to empty; fix: `args.clear()` once it has taken them"
             )
         return results
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from treeplay.backend.account import collecting
+from treeplay.errors import ArgumentTypeError
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 from treeplay.torch_seam import trees as pytree
@@ -60,8 +61,15 @@ def explain(
 
     A module or function that is compiled already is explained by its original. The run has the program's effects. Where its
     result needs a gradient, the backward runs too, without a mark on any `.grad`. Each graph is timed on copies of what it is
-    given, which takes memory for one more set of them.
+    given, which takes memory for one more set of them. Raises `ArgumentTypeError` for what cannot be called, and for a jitted
+    program, which explains itself: `program.explain()`.
     """
+    if not callable(program):
+        raise ArgumentTypeError(f"explain: expected a callable or a module, found {type(program).__name__}")
+    if hasattr(type(program), "explain"):
+        raise ArgumentTypeError(
+            "explain: this program is jitted, and `program.explain()` says what became of its calls"
+        )
     original = getattr(program, "_orig_mod", None) or getattr(program, "_torchdynamo_orig_callable", None) or program
     chosen = dict(options or {})
 

@@ -79,6 +79,66 @@ def test_a_fused_optimizer_is_right_or_refused_with_a_line(cls: Any) -> None:
         assert refusal.where is not None and "optimizer.step()" in refusal.where.source and refusal.advice
 
 
+Numbers = dict[str, Callable[[int], Any]]
+FUSED: dict[str, tuple[Callable[..., torch.optim.Optimizer], Numbers]] = {
+    "sgd": (
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.1, fused=True),
+        dict.fromkeys(("momentum", "dampening", "weight_decay"), lambda call: 0.9 / (call + 1)),
+    ),
+    "adam": (
+        lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1, amsgrad=True, fused=True),
+        {"betas": lambda call: (0.9 / (call + 1), 1 - 0.1 / (call + 1)), "weight_decay": lambda call: 0.1 / (call + 1)},
+    ),
+    "adamw": (
+        lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+        {"lr": lambda call: 0.1 / (call + 1), "betas": lambda call: (0.9 / (call + 1), 0.99)},
+    ),
+    "adamw, a tensor for its rate": (
+        lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), fused=True),
+        dict.fromkeys(("eps", "weight_decay"), lambda call: 0.1 / (call + 1)),
+    ),
+    "adagrad": (
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, weight_decay=0.1, fused=True),
+        dict.fromkeys(("lr", "eps", "lr_decay", "weight_decay"), lambda call: 0.1 / (call + 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_each_number_of_a_fused_optimizer_is_an_input(name: str) -> None:
+    make, numbers = FUSED[name]
+    pair = twins(make)
+    for call in range(6):
+        for owners in (pair.owners, pair.eager_owners):
+            owners[1].param_groups[0].update({key: of(call) for key, of in numbers.items()})
+        pair.call(*batch())
+    assert pair.statistics.recordings == 1
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", FUSED)
+def test_each_number_of_a_fused_optimizer_is_an_input_of_compiled_code(name: str) -> None:
+    make, numbers = FUSED[name]
+    pair = twins(make, lower="inductor")
+    for call in range(6):
+        for owners in (pair.owners, pair.eager_owners):
+            owners[1].param_groups[0].update({key: of(call) for key, of in numbers.items()})
+        x, y = batch()
+        torch.testing.assert_close(pair.step(x, y), pair.eager(x, y))
+        for mine, theirs in zip(pair.owners[0].parameters(), pair.eager_owners[0].parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+    assert pair.statistics.recordings == 1
+
+
+def test_a_fused_optimizers_weight_decay_that_comes_and_goes_has_two_recordings() -> None:
+    pair = twins(lambda p: torch.optim.SGD(p, lr=0.1, fused=True))
+    for call in range(12):
+        for owners in (pair.owners, pair.eager_owners):
+            owners[1].param_groups[0]["weight_decay"] = 0.1 * (call // 2 % 2)
+        pair.call(*batch())
+    assert pair.statistics.recordings == 2
+
+
 def test_an_optimizer_that_decides_on_its_step_is_refused_with_what_can_be_done_on_any_device() -> None:
     net, twin = model(), model()
     twin.load_state_dict(net.state_dict())

@@ -283,6 +283,67 @@ def test_two_numbers_of_which_one_is_needed() -> None:
     assert found.recordings == 2 and found.replays >= 6, "the other one stays an input"
 
 
+def passing_refusal(program: Callable[..., Any], *more: Callable[[int], Any]) -> Any:
+    """Of a program that is refused in its first calls, and tried again twelve calls later."""
+    mine, twin = Agent(), Agent()
+    jitted = jit(lambda x, *others: program(mine, x, *others), on_refusal="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(2 * CALLS):
+            if call == CALLS:
+                for entry in jitted._manager.cache.table:
+                    entry.not_before = 0.0
+                jitted._manager.cache.pause.end()
+            others = [make(call) for make in more]
+            assert_same(jitted(torch.arange(3.0) + call, *others), program(twin, torch.arange(3.0) + call, *others))
+            assert mine.count == twin.count
+    return jitted.statistics()
+
+
+def fills(agent: Agent, x: Tensor) -> Tensor:
+    """A history is filled by the first calls."""
+    agent.count += 1
+    if len(agent.items) < 6:
+        agent.items.append(x)
+    return x * agent.count - 1
+
+
+def test_a_refusal_for_something_else_leaves_a_counter_an_input() -> None:
+    found = passing_refusal(fills)
+    assert found.recordings == 1 and found.replays >= 9
+
+
+def test_a_refusal_for_something_else_leaves_a_number_among_the_arguments_an_input() -> None:
+    def step(agent: Agent, x: Tensor, rate: float) -> Tensor:
+        if len(agent.items) < 6:
+            agent.items.append(x)
+        return x * rate - 1
+
+    found = passing_refusal(step, lambda call: call / 7)
+    assert found.recordings == 1 and found.replays >= 9
+
+
+def test_a_refusal_for_something_else_beside_a_counter_tells_its_own_reason() -> None:
+    def step(agent: Agent, x: Tensor) -> Tensor:
+        agent.count += 1
+        if agent.size == 3:
+            agent.last = x.sum().item()
+        return x * agent.count - 1
+
+    with pytest.warns(UserWarning, match="eagerly. item: "):
+        beside_eager(step, lambda agent, call: setattr(agent, "size", 3 if call in (3, 4) else 1))
+
+
+def test_a_counter_whose_value_is_needed_in_the_first_calls_is_an_input_after_them() -> None:
+    def step(agent: Agent, x: Tensor) -> Tensor:
+        agent.count += 1
+        if agent.count < 6:
+            agent.text = f"step {agent.count}"
+        return x * agent.count - 1
+
+    assert passing_refusal(step).replays >= 9
+
+
 def test_a_number_among_the_arguments_that_is_needed_leaves_the_counted_ones() -> None:
     """They were guarded from then on, so that a program that counts was refused."""
 

@@ -77,6 +77,8 @@ class Refusal(Explained):
     """The ways to places of state where the program puts another number on each call. Nobody else sees this."""
     needed: tuple[Trail, ...] = ()
     """Those to numbers of state that were to be inputs, and whose values the program needs. Nobody else sees this."""
+    is_of_other: bool = False
+    """Whether the program is refused with plain numbers in the place of inputs, too. Nobody else sees this."""
 
 
 class TooEarly(Refusal):

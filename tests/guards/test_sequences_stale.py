@@ -226,3 +226,68 @@ def test_a_list_that_was_found_by_another_way_than_the_one_the_program_goes() ->
     yield module.program
     namespace.parts = [torch.full((3,), 1.5), *([1.5] * 3)]
     yield
+
+
+def tagged(tensor: Tensor) -> Tensor:
+    tensor.tag = 3.0  # type: ignore[attr-defined]
+    return tensor
+
+
+@follows()
+def test_tensors_without_an_attribute_in_a_list_that_took_the_place_of_another() -> Story:
+    state = [tagged(torch.ones(3)), torch.ones(3)]
+    holder = Holder(state)
+
+    def use(x: Tensor) -> Tensor:
+        for at, tensor in enumerate(holder.value):
+            tensor.mul_(0.5).add_(x[0], alpha=at + 1)
+        return x * holder.value[0] - getattr(holder.value[0], "tag", 2.0)
+
+    yield use, lambda: holder.value
+    holder.value = [tensor.clone() for tensor in state]
+    yield
+
+
+@follows()
+def test_a_list_that_took_the_place_of_another_gets_one_tensor_twice() -> Story:
+    holder = Holder([torch.ones(3), torch.ones(3) * 2, (torch.ones(3) * 3, torch.ones(3) * 4)])
+
+    def use(x: Tensor) -> Tensor:
+        first, second, (third, fourth) = holder.value
+        for at, tensor in enumerate((first, second, third, fourth)):
+            tensor.mul_(0.5).add_(x[0], alpha=at + 1)
+        return x * first - second + third * 2 - fourth * 3
+
+    yield use, lambda: holder.value
+    holder.value = [*holder.value]
+    yield
+    holder.value[0] = holder.value[1]
+    yield
+    holder.value[0] = torch.ones(3)
+    yield
+    holder.value[2] = holder.value[2][0], holder.value[2][0]
+    yield
+    holder.value[2] = torch.ones(3), holder.value[1]
+    yield
+
+
+@follows()
+def test_tensors_of_a_list_that_are_replaced_again_and_again() -> Story:
+    holder = Holder([torch.ones(3), (torch.ones(3), torch.ones(3))])
+
+    def use(x: Tensor) -> Tensor:
+        first, (second, third) = holder.value
+        for at, tensor in enumerate((first, second, third)):
+            tensor.mul_(0.5).add_(x[0], alpha=at + 1)
+        return x * first - second + third * 2
+
+    yield use, lambda: holder.value
+    for call in range(5):
+        holder.value[0] = torch.ones(3) * call
+        yield
+    holder.value[1] = (torch.ones(3) * 7, holder.value[1][1])
+    yield
+    holder.value[0] = holder.value[1][0]
+    yield
+    holder.value[0] = torch.ones(2, 3)
+    yield

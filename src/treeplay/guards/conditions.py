@@ -5,7 +5,7 @@
     HasGradient    whether a tensor has a gradient
     Code           what a function is made of
     Data           the bytes of a NumPy array
-    TensorFacts    what can be read of a tensor besides its values
+    TensorFacts    what can be read of a tensor besides its values: `facts.py`
 
 A guard compares by identity first. A value that was replaced is the same if it is an immutable value that is exactly the same,
 or a container in the only place that leads to it whose contents are the same; then the guard goes over to the new one.
@@ -23,11 +23,8 @@ import torch
 from treeplay.guards.alike import check_of_plain, check_of_slot
 from treeplay.guards.memory import held
 from treeplay.observe.shown import shown
-from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.torch_seam.tensors import has_strides, is_initialised
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
-from treeplay.values.spec import layout_text
 
 Commit = Callable[[], None]
 
@@ -85,14 +82,30 @@ class Guard:
         raise NotImplementedError
 
 
+_MOST_TIMES = 2
+
+
 class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
     is none of the objects `staying` in other places, nor one of which something is `read` (`check_of_slot`). `of_facts`: those
-    of tensors of which facts were read; one that is replaced is `filled` by others from then on, as a replay does it."""
+    of tensors of which facts were read; one that is replaced is `filled` by others from then on, as a replay does it.
+    `is_steady`: whether a warm call compares all of it with what was compared last, also what is free."""
 
-    __slots__ = ("filled", "free", "holder", "label", "may_be_replaced", "of_facts", "read", "staying", "written")
+    __slots__ = (
+        "filled",
+        "free",
+        "holder",
+        "is_steady",
+        "label",
+        "may_be_replaced",
+        "of_facts",
+        "read",
+        "staying",
+        "times",
+        "written",
+    )
     recorded: Any
 
     def __init__(self, holder: Any, label: str) -> None:
@@ -104,6 +117,13 @@ class ContainerGuard(Guard):
         self.staying: Set[int] = frozenset()
         self.read: Set[int] = frozenset()
         self.may_be_replaced = False
+        self.is_steady = True
+        self.times = 0  # how often it has changed in what does not matter, and in nothing else
+
+    def has_changed(self, times: int) -> None:
+        """Note that it has done so for as many `times` now; after a few, it is not steady any more."""
+        self.times = times
+        self.is_steady = self.is_steady and times < _MOST_TIMES
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
         return None if id(self) in comparison.moved else self.differences(comparison, self.holder)
@@ -251,42 +271,6 @@ class Data(Guard):
 
     def places(self) -> Iterator[tuple[str, Any]]:
         yield self.label, self.value
-
-
-class TensorFacts(Guard):
-    """What can be read of a tensor besides its values."""
-
-    __slots__ = ("label", "recorded", "tensor")
-
-    def __init__(self, tensor: torch.Tensor, label: str) -> None:
-        self.tensor = tensor
-        self.label = label
-        self.recorded = facts_of(tensor)
-
-    def differs(self, comparison: Comparison) -> Mismatch | None:
-        tensor = comparison.replaced.get(id(self.tensor), self.tensor)
-        now = facts_of(tensor)
-        if now == self.recorded:
-            comparison.commits.append(lambda: setattr(self, "tensor", tensor))
-            return None
-        return Mismatch(self.label, f"a tensor {_described(self.recorded)}", f"a tensor {_described(now)}")
-
-    def places(self) -> Iterator[tuple[str, Any]]:
-        yield self.label, self.tensor
-
-
-def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What can be read of a tensor besides its values; of one without memory, and of a nested one, nothing is asked that
-    would raise."""
-    with DisableTorchFunctionSubclass():
-        strides = tensor.stride() if has_strides(tensor) else None
-        shape = tuple(tensor.shape) if is_initialised(tensor) and not tensor.is_nested else ()
-        return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, shape, strides
-
-
-def _described(facts: tuple[Any, ...]) -> str:
-    _, dtype, device, _, requires_grad, shape, strides = facts
-    return layout_text(dtype, device, shape, strides) + (" that needs a gradient" if requires_grad else "")
 
 
 def differing(place: str, before: Any, found: Any) -> Mismatch:

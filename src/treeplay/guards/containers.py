@@ -28,7 +28,6 @@ class Table(ContainerGuard):
 
     __slots__ = (
         "compared",
-        "is_steady",
         "is_unordered",
         "matters",
         "may_grow",
@@ -36,7 +35,6 @@ class Table(ContainerGuard):
         "pending",
         "recorded",
         "size",
-        "times",
         "version",
     )
 
@@ -54,9 +52,7 @@ class Table(ContainerGuard):
         self.is_unordered = False  # whether their order does not matter
         self.compared: dict[Any, Any] = {}  # the entries that were compared last
         self.recorded: dict[Any, Any] = self.content(holder)
-        self.is_steady = True  # whether its version is what is compared in a warm call
-        self.version = self.pending = self.size = -1
-        self.times = 0  # how often the version has changed and nothing else
+        self.version = self.pending = self.size = -1  # a steady one is compared by its version
 
     @property
     def is_whole(self) -> bool:

@@ -74,8 +74,7 @@ class Dependencies:
                 key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in staying
             }
             guard.staying, guard.read = staying, read
-            if isinstance(guard, Table):
-                guard.is_steady = not guard.written  # each replay gives it another version
+            guard.is_steady = not guard.written  # each replay changes it
         for asked in self.asked:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             if asked.spot in slots and id(asked.recorded) not in staying:
@@ -135,12 +134,11 @@ class Dependencies:
 
     def pinned(self) -> set[tuple[int, Any]]:
         """Entries whose values a warm call finds to be the very objects that were compared last, as long as nothing changes."""
-        found = {(id(table.holder), hashed(key)) for table in self.tables if table.is_steady for key in keys_of(table)}
-        found |= {
-            (id(items.holder), at)
-            for items in self.items
-            for at in keys_of(items)
-            if at not in items.free | items.written
+        found = {
+            (id(guard.holder), hashed(key))
+            for guard in (*self.tables, *self.items)
+            for key in keys_of(guard)
+            if guard.is_steady or key not in guard.free | guard.written
         }
         kept = (asked for asked in self.asked if not asked.is_free and asked.slot is None)
         return found | {asked.spot for asked in kept if asked.spot is not None}

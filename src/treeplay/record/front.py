@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
-from treeplay.errors import Differing, Refusal
+from treeplay.errors import Differing, Refusal, TooEarly
 from treeplay.lower.aten.storage import writes_folded
 from treeplay.lower.functional import draws_often
 from treeplay.lower.inductor.lowering import keeps_draws_in_order
@@ -55,7 +55,7 @@ class Front:
     moving: tuple[int, ...]
     inputs: list[torch.Tensor]
     plan: Plan
-    audit: Audit
+    audit: Audit | None
 
 
 def run_front(
@@ -75,24 +75,43 @@ def run_front(
     def retrace(call: Call) -> Trace:
         return trace(program, call, is_exact=is_exact, first_run=first_run, eager_reads=eager_reads)
 
-    with timed("trace", seconds):
-        traced = retrace(call)
-    with timed("compare", seconds):
-        difference = first_difference(first_run, traced.log)
-        if difference is not None and not _went_otherwise(first_run, program, call, traced.signature):
-            raise Differing(replace(difference, may_pass=True))
-        if call.has_numbers:
-            # A symbol in the place of a number has another type, which the program may have asked for.
-            difference = other_operators(retrace(call.plain()).log, traced.log)
-            if difference is not None:
-                raise Refusal(replace(difference, may_pass=True))
-    audit = Audit(traced, retrace, seconds["trace"])
-    with timed("plan", seconds):
-        device = device_of(traced)
-        traced, moving = settle(traced, device)
-        inputs = current_inputs(traced.signature, call)
-        check_can_be_taken_back(traced, inputs)
-        return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device), audit)
+    try:
+        with timed("trace", seconds):
+            traced = retrace(call)
+        with timed("compare", seconds):
+            difference = first_difference(first_run, traced.log)
+            if difference is not None and not _went_otherwise(first_run, program, call, traced.signature):
+                raise Differing(replace(difference, may_pass=True))
+            if call.has_numbers:
+                # A symbol in the place of a number has another type, which the program may have asked for.
+                difference = other_operators(retrace(call.plain()).log, traced.log)
+                if difference is not None:
+                    raise Refusal(replace(difference, may_pass=True))
+        audit = Audit(traced, retrace, seconds["trace"])
+        with timed("plan", seconds):
+            return _planned(traced, call, lower, audit)
+    except (Differing, TooEarly):
+        raise
+    except Refusal as refusal:
+        if call.has_numbers and not refusal.needed and eager_reads is None:
+            refusal.is_of_other = _is_refused(lambda: _planned(retrace(call.plain()), call, lower, None))
+        raise
+
+
+def _planned(traced: Trace, call: Call, lower: str, audit: Audit | None) -> Front:
+    device = device_of(traced)
+    traced, moving = settle(traced, device)
+    inputs = current_inputs(traced.signature, call)
+    check_can_be_taken_back(traced, inputs)
+    return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device), audit)
+
+
+def _is_refused(make: Callable[[], object]) -> bool:
+    try:
+        make()
+    except Refusal:
+        return True
+    return False
 
 
 def _went_otherwise(first_run: Log, program: Callable[..., Any], call: Call, signature: Signature) -> bool:

@@ -91,6 +91,8 @@ class ColdCalls:
             except Exception as error:
                 return self._answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
             if entry.phase in _PUT_OFF and self._may_try_again(entry):
+                if entry.phase is KeyPhase.REFUSED:
+                    self._cache.keys.state.free()
                 entry.start_over()
             if self._cache.warm_calls >= self._cache.due:
                 audit_last(self._answers, self._gate, call)

@@ -147,7 +147,7 @@ class CallRecorder:
                 if self._answers.cache.keys.state.add(reason.counted):
                     raise _CountsUp from reason
                 # Something else makes the difference, and not the numbers of the state.
-                is_other = isinstance(reason, Differing) and not call.numbers
+                is_other = reason.is_of_other or (isinstance(reason, Differing) and not call.numbers)
                 if call.has_numbers and not is_other:
                     raise _NumbersStay(reason.needed, reason.reason.where) from reason
                 where = self._answers.cache.keys.state.needed_at(reason.counted)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from support import jit
 from treeplay.guards.check import quick
 from treeplay.guards.check.guards import Guards
 from treeplay.guards.dependencies import Dependencies
@@ -353,3 +355,48 @@ def test_an_equality_of_somebodys_own_is_never_asked() -> None:
 def test_tensors_of_which_facts_are_guarded_are_known() -> None:
     tensor = torch.ones(1)
     assert Guards(walked(lambda: tensor.shape)).tensors() == [tensor]
+
+
+STATE: dict[str, Callable[[Tensor], tuple[Any, Callable[[], Tensor]]]] = {
+    "list": lambda tensor: (holder := [tensor], lambda: holder[0]),
+    "tuple in a list": lambda tensor: (holder := [(tensor, 2)], lambda: holder[0][0]),
+    "list in a dict": lambda tensor: (holder := {"a": [tensor]}, lambda: holder["a"][0]),
+    "deque": lambda tensor: (holder := collections.deque([tensor]), lambda: holder[0]),
+}
+
+
+def of_the_recording(jitted: Any) -> Guards:
+    (recording,) = (recording for entry in jitted._manager.cache.table for recording in entry.recordings)
+    guards: Guards = recording.signature.guarded
+    return guards
+
+
+@pytest.mark.parametrize("where", STATE)
+def test_state_that_stays_in_its_container_is_found_once(where: str) -> None:
+    holder, find = STATE[where](torch.ones(3))
+    jitted = jit(lambda x: find().mul_(0.5).add_(x) - x)
+    for _ in range(4):
+        jitted(torch.ones(3))
+    guards = of_the_recording(jitted)
+    assert guards.may_keep and guards.kept is not None and not guards._read_anew and not guards._loose, holder
+
+
+def test_state_in_a_list_whose_tensors_keep_being_replaced_is_read_anew() -> None:
+    state = [torch.ones(3), torch.ones(3)]
+    jitted = jit(lambda x: state[0].mul_(0.5).add_(x) - state[1])
+    for _ in range(6):
+        state[0] = torch.ones(3)
+        jitted(torch.ones(3))
+    guards = of_the_recording(jitted)
+    assert [str(place)[-3:] for place in guards._read_anew] == ["[0]", "[1]"]
+    assert jitted.statistics().replays == 5
+
+
+def test_state_beside_a_global_that_keeps_changing_is_found_once() -> None:
+    names: dict[str, Any] = {"state": [torch.ones(3)], "other": 0}
+    exec("def step(x): return state[0].mul_(0.5).add_(x) - x", names)
+    jitted = jit(names["step"])
+    for call in range(6):
+        names["other"] = call
+        jitted(torch.ones(3))
+    assert not of_the_recording(jitted)._read_anew

@@ -32,8 +32,10 @@ from treeplay.codegen import Source, Writer
 from treeplay.guards.alike import check_of_plain, check_of_slot
 from treeplay.guards.check.tables import all_are, entries, filled
 from treeplay.guards.check.words import Words
-from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient, TensorFacts, facts_of
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient
+from treeplay.guards.containers import Items
 from treeplay.guards.dependencies import Dependencies
+from treeplay.guards.facts import TensorFacts, facts_of
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
@@ -129,7 +131,7 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
     if not guard.recorded and _has_plain_length(guard.holder):
         return
     holder = text.constant(guard.holder)
-    left_out = guard.free | guard.written
+    left_out = guard.free | guard.written if not guard.is_steady else set()
     kept = [(at, value) for at, value in enumerate(guard.recorded) if at not in left_out]
     if words is not None and type(guard.holder) is list:
         words.add_list(guard.holder, len(guard.recorded), kept)
@@ -206,11 +208,14 @@ def _tensors(
     tensors = [guard.tensor for guard in facts if has_strides(guard.tensor)]
     if tensors:
         yield f"{text.constant(tensor_check(tensors))}(*{text.constant(tensors)})"
-    may_move = any(guard.free and not guard.is_steady for guard in dependencies.tables)
+    may_move = any(
+        guard.free or (guard.written and isinstance(guard, Items))
+        for guard in (*dependencies.tables, *dependencies.items)
+        if not guard.is_steady
+    )
     if (
         may_move
         or dependencies.filled()
-        or any(guard.free or guard.written for guard in dependencies.items)
         or any(guard.is_free or guard.slot is not None for guard in dependencies.asked)
     ):
         yield f"{text.constant(state_is_alike)}()"

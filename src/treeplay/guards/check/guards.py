@@ -11,6 +11,7 @@ is compared entry by entry from the second time on.
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,17 +22,16 @@ import torch
 from treeplay.guards.alive import one_would_be_gone
 from treeplay.guards.check.quick import QuickCheck
 from treeplay.guards.check.words import never
-from treeplay.guards.conditions import Comparison, TensorFacts
+from treeplay.guards.conditions import Comparison
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
+from treeplay.guards.facts import TensorFacts
 from treeplay.guards.told import plain_values, summary
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
-
-_MOST_TIMES = 2  # that a version changes and no entry does: then entries are compared
 
 
 class Guards:
@@ -107,11 +107,13 @@ class Guards:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
             table.go_over_to(table.holder)
             table.size = len(table.holder)
-            table.times = 0 if is_first else table.times + 1 if is_young else 1
-            table.is_steady = table.is_steady and table.times < _MOST_TIMES
+            table.has_changed(0 if is_first else table.times + 1 if is_young else 1)
         for guard in (*self._dependencies.items, *self._dependencies.members):
             # Elements that were replaced by alike ones are compared by identity from here on.
+            before = guard.recorded
             guard.go_over_to(guard.holder)
+            if not all(map(operator.is_, before, guard.recorded)):
+                guard.has_changed(guard.times + 1 if is_young else 1)
         self._write()
 
     def _differences(self, comparison: Comparison, touched: Sequence[Table]) -> Iterator[Mismatch]:
@@ -147,7 +149,7 @@ class Guards:
         """State that was replaced has the attributes of what it took the place of; they are guarded from then on."""
         tables = {id(table.holder): table for table in self._dependencies.tables}
         for at, place in enumerate(self.places_of_inputs):
-            found = place.read_or(None)
+            found = place.anew().read_or(None)
             if not isinstance(found, torch.Tensor):
                 continue
             attributes, before = vars(found), self._state.get(at)
@@ -204,7 +206,7 @@ class Guards:
     def are_distinct(self, replaced: Mapping[int, torch.Tensor] = MappingProxyType({})) -> bool:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones;
         `replaced` gives those that took the place of one of the latter."""
-        found = [*(place.read_or(None) for place in self.places_of_inputs)]
+        found = [place.anew().read_or(None) for place in self.places_of_inputs]
         found += [content() for content in self._dependencies.filled()]
         apart = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         apart += [id(replaced[at]) if at in replaced else at for at in self._dependencies.tensors]
@@ -238,7 +240,7 @@ class Guards:
             self._pinned = self._dependencies.pinned()
         if not _stays(place, self._pinned):
             return False
-        self._spots |= {spot_of(step) for step in place.steps}
+        self._spots |= _spots_of(place)
         return True
 
     def tensors(self) -> list[torch.Tensor]:
@@ -258,12 +260,10 @@ class Guards:
         """Make `holds` say yes from here on, until something changes."""
         self._holders = {id(table.holder): table.holder for table in self._dependencies.tables}
         self._pinned = self._dependencies.pinned() if self._spots or self.places_of_inputs else None
+        # Where containers were replaced, from today's on.
+        self.places_of_inputs = tuple(place.anew() for place in self.places_of_inputs)
         pinned = self._pinned or set()
-        loose = (
-            at
-            for at, place in enumerate(self.places_of_inputs)
-            if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
-        )
+        loose = (at for at, place in enumerate(self.places_of_inputs) if not _spots_of(place, but=How.GRAD) <= pinned)
         self._loose = [*loose]
         self._filled = self._dependencies.filled()
         anew: list[Place] = []
@@ -287,4 +287,9 @@ class Guards:
 
 
 def _stays(place: Place, pinned: set[Any]) -> bool:
-    return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
+    return place.may_be_kept and _spots_of(place) <= pinned
+
+
+def _spots_of(place: Place, but: How | None = None) -> set[tuple[int, Any] | None]:
+    """The entries on the way to a place that may become others: not those of a tuple, which stays what it is where it is."""
+    return {spot_of(step) for step in place.steps if step.how is not but and type(step.holder) is not tuple}

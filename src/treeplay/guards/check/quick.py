@@ -15,8 +15,8 @@ from typing import Any
 from treeplay.codegen import Source, load_source
 from treeplay.guards.check.code import Steady, emit_check
 from treeplay.guards.check.words import Comparer, Words, background, never
-from treeplay.guards.conditions import TensorFacts
 from treeplay.guards.dependencies import Dependencies
+from treeplay.guards.facts import TensorFacts
 from treeplay.torch_seam.dynamo import Codes, Kinds, native_check, version_of_table
 
 _YOUNG = 50

@@ -32,6 +32,11 @@ def _shared(number: Any, beside: Tensor) -> Any:
     return computed_once(number.to(beside.dtype)) if isinstance(number, Tensor) else number
 
 
+def _is_any(decay: Any) -> bool:
+    """Whether there is a weight decay. Where it is an input, a trace has made it a condition that it is not zero."""
+    return isinstance(decay, Tensor) or decay != 0
+
+
 @dataclass(frozen=True, slots=True)
 class _FusedStep:
     """What every fused optimizer does around its own arithmetic: gradients are unscaled, and a step may be skipped."""
@@ -76,10 +81,10 @@ def _adam(
     *,
     is_decoupled: bool,
     lr: Any,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
+    beta1: Any,
+    beta2: Any,
+    weight_decay: Any,
+    eps: Any,
     amsgrad: bool,
 ) -> None:
     for index, (param, mean, square) in enumerate(zip(params, means, squares, strict=True)):
@@ -87,20 +92,20 @@ def _adam(
         count = steps[index].to(torch.float64)
         size = _shared(lr / (1 - beta1**count), wide)
         root = _shared((1 - beta2**count).sqrt(), wide)
-        if weight_decay != 0:
+        if _is_any(weight_decay):
             if is_decoupled:
                 wide = wide - _shared(lr * weight_decay, wide) * wide
             else:
-                grad = grad + weight_decay * wide
-        new_mean = torch.lerp(_wide(mean), grad, 1 - beta1)
-        new_square = beta2 * _wide(square) + (1 - beta2) * grad * grad
+                grad = grad + _shared(weight_decay, wide) * wide
+        new_mean = torch.lerp(_wide(mean), grad, _shared(1 - beta1, wide))
+        new_square = _shared(beta2, wide) * _wide(square) + _shared(1 - beta2, wide) * grad * grad
         spread = new_square
         if amsgrad:
             spread = torch.maximum(_wide(largest[index]), new_square)
             step.write(largest[index], spread)
         step.write(mean, new_mean)
         step.write(square, new_square)
-        step.write(param, wide - size * new_mean / (spread.sqrt() / root + eps))
+        step.write(param, wide - size * new_mean / (spread.sqrt() / root + _shared(eps, wide)))
 
 
 def _sgd(
@@ -109,22 +114,23 @@ def _sgd(
     grads: TensorList,
     buffers: TensorList,
     *,
-    weight_decay: float,
-    momentum: float,
+    weight_decay: Any,
+    momentum: Any,
     lr: Any,
-    dampening: float,
+    dampening: Any,
     nesterov: bool,
     is_first_step: bool,
 ) -> None:
     for index, param in enumerate(params):
         grad, wide = step.gradient(grads[index]), _wide(param)
-        if weight_decay != 0:
-            grad = grad + weight_decay * wide
+        if _is_any(weight_decay):
+            grad = grad + _shared(weight_decay, wide) * wide
         if buffers:
             buffer = buffers[index]
-            new = grad if is_first_step else momentum * _wide(buffer) + (1 - dampening) * grad
+            past = _shared(momentum, wide)
+            new = grad if is_first_step else past * _wide(buffer) + _shared(1 - dampening, wide) * grad
             step.write(buffer, new)
-            grad = grad + momentum * new if nesterov else new
+            grad = grad + past * new if nesterov else new
         step.write(param, wide - _shared(lr, wide) * grad)
 
 
@@ -136,18 +142,18 @@ def _adagrad(
     steps: TensorList,
     *,
     lr: Any,
-    lr_decay: float,
-    weight_decay: float,
-    eps: float,
+    lr_decay: Any,
+    weight_decay: Any,
+    eps: Any,
 ) -> None:
     for index, param in enumerate(params):
         grad, wide = step.gradient(grads[index]), _wide(param)
         rate = _shared(lr / (1 + (steps[index].to(torch.float64) - 1) * lr_decay), wide)
-        if weight_decay != 0:
-            grad = grad + weight_decay * wide
+        if _is_any(weight_decay):
+            grad = grad + _shared(weight_decay, wide) * wide
         total = _wide(sums[index]) + grad * grad
         step.write(sums[index], total)
-        step.write(param, wide - rate * grad / (total.sqrt() + eps))
+        step.write(param, wide - rate * grad / (total.sqrt() + _shared(eps, wide)))
 
 
 def _unscale(grads: TensorList, found_inf: Tensor, inverse: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.training.fused import FUSED
+from treeplay.trace.training.fused import FUSED, RATE_AS_A_TENSOR
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -222,9 +222,7 @@ def _for_each(formula: Callable[..., Any], *, in_place: bool) -> Callable[..., A
 # Of a fused optimizer's numbers, only the learning rate has an overload that takes it as a tensor.
 
 
-def _by_tensor_lr(packet: str) -> Callable[..., Any]:
-    with_tensor = _overload(f"{packet}.tensor_lr")
-
+def _by_tensor_lr(with_tensor: Any) -> Callable[..., Any]:
     def run(params: Sequence[Tensor], *rest: Any, lr: Any, **named: Any) -> Any:
         if params:
             return with_tensor(params, *rest, lr=lr.to(torch.float32), **named)
@@ -253,9 +251,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[_overload("full_like.default")] = _full_like
     table[_overload("clamp.default")] = _clamp
     table[_overload("clamp_.default")] = _in_place(_clamp)
-    for packet in FUSED:
-        if _overload(f"{packet}.tensor_lr") is not None:
-            table[_overload(f"{packet}.default")] = _by_tensor_lr(packet)
+    for op in RATE_AS_A_TENSOR:
+        table[op] = _by_tensor_lr(op.overloadpacket.tensor_lr)
     table.pop(None, None)  # overloads that this torch lacks
     return table
 
@@ -263,12 +260,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
 FORMULAS: dict[Any, Callable[..., Any]] = _table()
 
 
-_ONLY_LR = frozenset(_overload(f"{packet}.default") for packet in FUSED) - {None}
-
-
-def takes_symbolic_number(op: Any, name: str | None) -> bool:
-    """Whether a symbolic number may be passed to `op` as its argument `name` (None for one given by position)."""
-    return op in FORMULAS and (op not in _ONLY_LR or name == "lr")
+def takes_symbolic_numbers(op: Any) -> bool:
+    """Whether symbolic numbers may be passed to `op`."""
+    return op in FORMULAS or op in FUSED
 
 
 _POWERS = frozenset({aten.pow.Tensor_Scalar, aten.pow_.Scalar})

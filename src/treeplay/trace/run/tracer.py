@@ -37,7 +37,7 @@ from treeplay.torch_seam.schemas import (
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
-from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_number
+from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_numbers
 from treeplay.trace.numbers.scalars import Scalar, given_number, plain, scalar_of, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
@@ -48,7 +48,7 @@ from treeplay.trace.run.of_constants import answer_of_constants
 from treeplay.trace.run.on_fakes import OnFakes
 from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
-from treeplay.trace.training.fused import torchs_own
+from treeplay.trace.training.fused import torchs_own, with_numbers_decided
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -123,6 +123,7 @@ class Tracer(TorchDispatchMode):
         args = as_recorded(func, args, self.recurrent.piece)
         if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
             return args[0]  # as under inference mode, where they come whole
+        kwargs = with_numbers_decided(func, args, kwargs)
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
         if is_random(func):
             self._draw(func, (*args, *kwargs.values()), where)
@@ -156,12 +157,8 @@ class Tracer(TorchDispatchMode):
         """The operator to record for the one called: the same, but for a few that hide what they do."""
         ask_exponent(func, args)
         # Where an operator wants a plain number it gets today's value, guarded.
-        if not takes_symbolic_number(func, None):
-            args = _with_plain_numbers(args)
-        kwargs = {
-            name: value if takes_symbolic_number(func, name) else _with_plain_numbers(value)
-            for name, value in kwargs.items()
-        }
+        if not takes_symbolic_numbers(func):
+            args, kwargs = _with_plain_numbers(args), _with_plain_numbers(kwargs)
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # Its schema does not say that it writes the running statistics; this one's does.
             return aten._native_batch_norm_legit.default, args, kwargs

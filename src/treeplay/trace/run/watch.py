@@ -28,7 +28,7 @@ from treeplay.trace.run.facts import FactsAsked
 from treeplay.trace.run.gradients import Gradients
 from treeplay.trace.run.recurrent import weights_of
 from treeplay.trace.run.tracer import Tracer
-from treeplay.trace.training.fused import with_symbolic_rate
+from treeplay.trace.training.fused import with_symbolic_numbers
 from treeplay.values.location import Location
 
 _TENSOR = torch.Tensor
@@ -153,7 +153,7 @@ class WatchFunctions(TorchFunctionMode):
         weights = weights_of(func, args)
         if weights:
             self.tracer.recurrent.called_with(weights)
-        return None, with_symbolic_rate(checked_by_operators(func), kwargs)
+        return None, with_symbolic_numbers(checked_by_operators(func), kwargs)
 
     def _refuse_read(self, func: Any) -> None:
         if func in _PRINTS.values():

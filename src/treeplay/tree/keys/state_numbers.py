@@ -5,7 +5,7 @@
 
 At first such a number is guarded, like any plain value. Once it has changed it is an input, and where the program sets it, each
 replay does too. Where a recording cannot have it as an input, because the program needs its value while it runs, it is guarded
-again, for good.
+again, until a program that was refused is tried again: what it does in its first calls alone has passed by then.
 """
 
 from __future__ import annotations
@@ -64,3 +64,7 @@ class StateNumbers:
         fixed = fixed or {*self.trails}
         self._fixed |= dict.fromkeys(fixed, where)
         self.trails = tuple(trail for trail in self.trails if trail not in fixed)
+
+    def free(self) -> None:
+        """Have all be inputs again that change: what the program needed when it was refused, it may need no more."""
+        self._fixed.clear()

@@ -14,7 +14,7 @@ import torch.fx
 from treeplay.backend.job import Job
 from treeplay.backend.numbers import KnownNumbers
 from treeplay.backend.options import Options
-from treeplay.backend.recording.examine import check_quantized, has_custom_functions
+from treeplay.backend.recording.examine import check_traceable, has_custom_functions
 from treeplay.backend.recording.roles import argument_names, argument_roles
 from treeplay.backend.shapes.flat import Program
 from treeplay.backend.traceable import traceable, with_numbers
@@ -60,7 +60,7 @@ def wrapped(
     try:
         is_checked = options.inner == "aten"
         with Boundary("compiling a graph", reasons=(TreeplayError,)):
-            check_quantized(program)
+            check_traceable(program, inputs)
             compiled: Any = wrap_function(
                 function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names
             )

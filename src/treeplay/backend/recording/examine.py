@@ -170,10 +170,17 @@ def has_custom_functions(program: Any) -> bool:
     return any(graph.find_nodes(op="call_function", target=target) for graph in graphs)
 
 
-def check_quantized(program: Any) -> None:
-    """Raise for a captured graph that makes quantized tensors. The fakes that it would be traced on are plain, and so is what
-    comes out."""
-    for node in program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ():
+def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
+    """Raise for a captured graph that makes quantized tensors, or takes tensors of oneDNN's (Dynamo ends a graph before it
+    would make one). The fakes that it would be traced on are plain, and so is what comes out."""
+    nodes = list(program.graph.nodes) if isinstance(program, torch.fx.GraphModule) else []
+    taken = next((at for at, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_mkldnn), None)
+    if taken is not None:
+        given = [node for node in nodes if node.op == "placeholder"]
+        where = next((line_of(user) for user in given[taken].users), None) if given else None
+        why, advice = "takes a tensor of oneDNN's own layout", "pass a plain one (`to_dense()`)"
+        raise Refusal.of("to_mkldnn", why, advice, where)
+    for node in nodes:
         if _name(node) in _QUANTIZES:
             why, advice = "makes a quantized tensor", "quantize outside of the program, or with torchao"
-            raise Refusal.of(_name(node), why, advice, location_in(node.meta.get("stack_trace")))
+            raise Refusal.of(_name(node), why, advice, line_of(node))

@@ -20,6 +20,7 @@ import torch.fx
 
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options
+from treeplay.backend.recording.examine import check_traceable
 from treeplay.backend.recording.recorded import draws_random_numbers
 from treeplay.backend.recording.roles import argument_names, argument_roles
 from treeplay.backend.traceable import Traceable, traceable
@@ -54,6 +55,7 @@ def for_any_size(program: Any, inputs: Sequence[Any], options: Options) -> Calla
         with Boundary("compiling a graph for all sizes", reasons=(LoweringError,)):
             if not _may_be_plain(program, inputs, options):
                 return None
+            check_traceable(program, inputs)
             source = traceable(program)
             job = _job(program, inputs, options, source)
             given = [*source.held, *inputs]

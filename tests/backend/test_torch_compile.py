@@ -422,3 +422,17 @@ def test_a_graph_with_tensors_of_onednn_runs_as_it_is(dynamic):
     again = ours(x * 2)
     assert found.layout is again.layout is torch.strided
     assert torch.equal(found, run(x)) and torch.equal(again, run(x * 2))
+
+
+def test_a_loss_of_no_elements_runs_as_it_is_and_is_told_why():
+    net = nn.Linear(3, 2)
+
+    def loss(x, y):
+        return nn.functional.mse_loss(net(x), y) / 2 - 1
+
+    ours, x, y = compiled(loss), torch.randn(0, 3), torch.randn(0, 2)
+    with pytest.warns(UserWarning, match="`mse_loss_backward` divides by a number of elements that is 0"):
+        found = ours(x, y)
+    (gradient,) = torch.autograd.grad(found, [net.weight])
+    (expected,) = torch.autograd.grad(loss(x, y), [net.weight])
+    assert found.isnan() and torch.equal(gradient, expected)

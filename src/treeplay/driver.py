@@ -247,11 +247,10 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     known = KnownNumbers(program)
 
     changing = changing_sizes(program)
+    compiled: Any = None
     if is_dynamic:
         with compile_lock(), undisturbed(), kept(acting):
             compiled = for_any_size(program, inputs, options)
-        if compiled is not None:
-            return with_marks(in_inference_mode(compiled) if gives_inference else compiled, changing)
 
     def compile_sized(inputs: Sequence[Any], values: Mapping[int, float]) -> Callable[..., Any]:
         def compile_pattern(inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -273,9 +272,14 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         with undisturbed():
             return unwrapped(program, options, Reason("write", why, "give each tensor memory of its own (`clone()`)"))
 
-    return with_known_sizes(
+    sized = with_known_sizes(
         inputs, compile_sized, lambda *args: program(*args), known, most=options.most_sizes, changing=changing
     )
+    if compiled is None:
+        return sized
+    # Other calls are compiled as they come, when Dynamo takes no more guards.
+    compiled.for_others.append(sized)
+    return with_marks(in_inference_mode(compiled) if gives_inference else compiled, changing)
 
 
 def _made(name: str, call: Call, recording: Recording) -> RecordingMade:

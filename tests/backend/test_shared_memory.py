@@ -125,3 +125,39 @@ def test_Wplus1_a_negative_input_or_result_runs_operator_by_operator() -> None:
     compiled = torch.compile(lambda x: [x + 1, torch._neg_view(x - 2)], backend="treeplay")
     first, second = compiled(torch._neg_view(numbers(3)))
     assert torch.equal(first, 1 - numbers(3)) and second.is_neg() and torch.equal(second, numbers(3) + 2)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_Wplus1_an_argument_that_begins_to_overlap_itself_is_written_as_eager_writes_it(dynamic: bool | None) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        x.add_(1)
+        return x.sum()
+
+    def folded() -> list[Any]:
+        return [numbers(36).as_strided((3, 4), (1, 2))]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="treeplay", options={"inner": "aten"}, dynamic=dynamic)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for make in (lambda: [numbers(3, 4)], folded, lambda: [numbers(4, 3).t()], folded):
+            agree(compiled, program, make)
+    assert sum("own elements share memory" in str(item.message) for item in told) == 1
+
+
+@torch.library.custom_op("treeplay_tests::doubled", mutates_args=("x",))
+def doubled(x: torch.Tensor) -> None:
+    x.mul_(2)
+    x.sub_(1)
+
+
+def test_Wplus1_an_argument_that_overlaps_itself_is_written_by_an_operator_as_eager_writes_it() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        doubled(x)
+        return x.sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    with pytest.warns(UserWarning, match="own elements share memory"):
+        agree(compiled, program, lambda: [numbers(36).as_strided((3, 4), (1, 2))])

@@ -408,3 +408,31 @@ def test_a_graph_with_quantized_tensors_runs_as_it_is():
     # Before torch 2.13, Dynamo breaks the graph there and hands over nothing.
     assert any("quantized" in str(item.message) for item in told) or torch.__version__ < "2.13"
     assert all(map(torch.equal, found, run(x)))
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_graph_with_tensors_of_onednn_runs_as_it_is(dynamic):
+    def run(x):
+        return x.to_mkldnn().relu().to_dense() - 1
+
+    x, ours = torch.randn(3, 4), torch.compile(run, backend="treeplay", options={"inner": "aten"}, dynamic=dynamic)
+    with pytest.warns(UserWarning, match="of oneDNN's own layout"):
+        found = ours(x)
+    again = ours(x * 2)
+    assert found.layout is again.layout is torch.strided
+    assert torch.equal(found, run(x)) and torch.equal(again, run(x * 2))
+
+
+def test_a_loss_of_no_elements_runs_as_it_is_and_is_told_why():
+    net = nn.Linear(3, 2)
+
+    def loss(x, y):
+        return nn.functional.mse_loss(net(x), y) / 2 - 1
+
+    ours, x, y = compiled(loss), torch.randn(0, 3), torch.randn(0, 2)
+    with pytest.warns(UserWarning, match="`mse_loss_backward` divides by a number of elements that is 0"):
+        found = ours(x, y)
+    (gradient,) = torch.autograd.grad(found, [net.weight])
+    (expected,) = torch.autograd.grad(loss(x, y), [net.weight])
+    assert found.isnan() and torch.equal(gradient, expected)

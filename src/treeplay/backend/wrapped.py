@@ -14,7 +14,7 @@ import torch.fx
 from treeplay.backend.job import Job
 from treeplay.backend.numbers import KnownNumbers
 from treeplay.backend.options import Options
-from treeplay.backend.recording.examine import check_quantized, has_custom_functions
+from treeplay.backend.recording.examine import called_by, check_traceable, has_custom_functions
 from treeplay.backend.recording.roles import argument_names, argument_roles
 from treeplay.backend.shapes.flat import Program
 from treeplay.backend.traceable import traceable, with_numbers
@@ -26,6 +26,7 @@ from treeplay.torch_seam.autograd import ends_recomputation
 from treeplay.torch_seam.dynamo import GUARDS_FROZEN_PARAMETERS
 from treeplay.torch_seam.symbols import asks_for_value
 from treeplay.values.refusal import Reason
+from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import DirectCall
 
@@ -52,7 +53,8 @@ def wrapped(
     job = Job(options, roles, names, is_dynamic=is_dynamic)
     as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
     frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
-    direct = DirectCall(tuple(source.held), as_it_is, lambda: _may_run_again(job), frozen)
+    modes = tuple(Ambience.now().conditions_on_kernels(called_by(program)))
+    direct = DirectCall(tuple(source.held), as_it_is, lambda: _may_run_again(job), frozen, modes)
     compilers = dataclasses.replace(job.compilers(), direct=direct)
     if has_custom_functions(program):
         why = "Dynamo's form of a custom autograd function leaves out what its backward depends on"
@@ -60,7 +62,7 @@ def wrapped(
     try:
         is_checked = options.inner == "aten"
         with Boundary("compiling a graph", reasons=(TreeplayError,)):
-            check_quantized(program)
+            check_traceable(program, inputs)
             compiled: Any = wrap_function(
                 function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names
             )
@@ -78,8 +80,13 @@ def wrapped(
         job.broken(error)
         return uncompiled(job, program)
     counters.add("traces", "ok")
+    return behind(job, compiled, direct)
+
+
+def behind(job: Job, compiled: Any, direct: DirectCall) -> Callable[..., Any]:
+    """What was compiled, with the lists of what serves calls that do not fit it."""
     compiled.others, compiled.for_others = direct.others, direct.for_others
-    return owning(job, compiled, fits_every_call=compiled.plan.fits_every_call and not frozen)
+    return owning(job, compiled, fits_every_call=compiled.plan.fits_every_call and direct.fits_every_call)
 
 
 def _may_run_again(job: Job) -> bool:

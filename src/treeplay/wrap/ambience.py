@@ -128,6 +128,9 @@ _IF_USUAL: dict[Mode, tuple[Any, str, Callable[[], bool]]] = {
 _AT = {mode: index for index, mode in enumerate(MODES)}
 _READS = tuple(mode.read for mode in MODES)
 
+# What chooses kernels, for which Dynamo has no guards: as a rule it is asked when an operator runs, but a trace asks it once.
+_KERNELS = {*flags.ATTENTION_MODES.values(), *flags.GPU_ATTENTION_MODES.values(), *flags.CUDNN_MODES.values()}
+
 # A tangent is no input of a recording, and a recording asks no operator for NaNs: under these, programs run eagerly.
 _ONLY_EAGERLY = {ANOMALY: False, FORWARD: -1}
 
@@ -213,6 +216,14 @@ class Ambience:
                     yield f"get_autocast_dtype({kind!r}) is {constant(dtype)}", names
             elif is_asked[mode.asked]:
                 yield _condition(mode, value, constant)
+
+    def conditions_on_kernels(self, called: frozenset[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Conditions that the kernels of what is `called`, if that is known, are chosen as here, and the names that each uses:
+        for what Dynamo's guards stand in front of, which know all other modes."""
+        for mode, value in zip(MODES, self.values, strict=True):
+            is_asked = mode.asked is not AskedWhen.ON_GPU or torch.cuda.is_initialized()
+            if is_asked and mode.read in _KERNELS and mode.concerns(called):
+                yield _condition(mode, value, repr)
 
     def _asked_together(self) -> set[Mode]:
         """The modes of `_TOGETHER` whose values one native call tells."""

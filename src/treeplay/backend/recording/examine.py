@@ -162,18 +162,40 @@ def _name(node: torch.fx.Node) -> str:
     return name_of(node.target) or str(getattr(node.target, "__name__", node.target))
 
 
+def _parts_of(program: Any) -> list[torch.fx.GraphModule]:
+    """A captured graph and those inside of it; none for another callable."""
+    parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
+    return [part for part in parts if isinstance(part, torch.fx.GraphModule)]
+
+
 def has_custom_functions(program: Any) -> bool:
     """Whether a captured graph calls a custom autograd function, in the form that Dynamo gives it."""
-    parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
-    graphs = [part.graph for part in parts if isinstance(part, torch.fx.GraphModule)]
     target = torch.ops.higher_order.autograd_function_apply
-    return any(graph.find_nodes(op="call_function", target=target) for graph in graphs)
+    return any(part.graph.find_nodes(op="call_function", target=target) for part in _parts_of(program))
 
 
-def check_quantized(program: Any) -> None:
-    """Raise for a captured graph that makes quantized tensors. The fakes that it would be traced on are plain, and so is what
-    comes out."""
-    for node in program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ():
+def called_by(program: Any) -> frozenset[str] | None:
+    """The names of what a captured graph calls, in small letters; None where that is not known."""
+    if not isinstance(program, torch.fx.GraphModule):
+        return None
+    return frozenset(_called(node, part).lower() for part in _parts_of(program) for node in calls_of(part))
+
+
+def _called(node: torch.fx.Node, part: torch.fx.GraphModule) -> str:
+    return type(part.get_submodule(str(node.target))).__name__ if node.op == "call_module" else _name(node)
+
+
+def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
+    """Raise for a captured graph that makes quantized tensors, or takes tensors of oneDNN's (Dynamo ends a graph before it
+    would make one). The fakes that it would be traced on are plain, and so is what comes out."""
+    nodes = list(program.graph.nodes) if isinstance(program, torch.fx.GraphModule) else []
+    taken = next((at for at, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_mkldnn), None)
+    if taken is not None:
+        given = [node for node in nodes if node.op == "placeholder"]
+        where = next((line_of(user) for user in given[taken].users), None) if given else None
+        why, advice = "takes a tensor of oneDNN's own layout", "pass a plain one (`to_dense()`)"
+        raise Refusal.of("to_mkldnn", why, advice, where)
+    for node in nodes:
         if _name(node) in _QUANTIZES:
             why, advice = "makes a quantized tensor", "quantize outside of the program, or with torchao"
-            raise Refusal.of(_name(node), why, advice, location_in(node.meta.get("stack_trace")))
+            raise Refusal.of(_name(node), why, advice, line_of(node))

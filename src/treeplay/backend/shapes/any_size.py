@@ -20,10 +20,11 @@ import torch.fx
 
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options
+from treeplay.backend.recording.examine import called_by, check_traceable
 from treeplay.backend.recording.recorded import draws_random_numbers
 from treeplay.backend.recording.roles import argument_names, argument_roles
 from treeplay.backend.traceable import Traceable, traceable
-from treeplay.backend.wrapped import owning
+from treeplay.backend.wrapped import behind
 from treeplay.codegen.compiler import find_compiler
 from treeplay.errors import InternalError, LoweringError, Refusal, Unrecorded
 from treeplay.observe import counters
@@ -37,6 +38,7 @@ from treeplay.torch_seam.flags import set_grad_enabled
 from treeplay.torch_seam.symbols import has_example
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.output import Fresh
+from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.aot.calls.first_call import first_call
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, DirectCall
 from treeplay.wrap.aot.emit.load import load_call
@@ -48,12 +50,14 @@ _TELLS_AUTOGRAD = ("requires_grad_", "detach_", "share_memory_")
 
 
 def for_any_size(program: Any, inputs: Sequence[Any], options: Options) -> Callable[..., Any] | None:
-    """The program compiled for all sizes; None where it is to be compiled for each set of sizes."""
+    """The program compiled for all sizes; None where it is to be compiled for each set of sizes. Calls under modes that it does
+    not fit go on with what is put in its list `for_others`."""
     why: str | None = None
     try:
         with Boundary("compiling a graph for all sizes", reasons=(LoweringError,)):
             if not _may_be_plain(program, inputs, options):
                 return None
+            check_traceable(program, inputs)
             source = traceable(program)
             job = _job(program, inputs, options, source)
             given = [*source.held, *inputs]
@@ -101,11 +105,12 @@ def _compiled(program: torch.fx.GraphModule, source: Traceable, traced: Traced, 
         inputs=tuple(range(len(job.names))),
         is_guarded=compilers.is_guarded,
     )
-    direct = DirectCall(tuple(source.held), program.forward, lambda: job.can_be_taken_back)
+    modes = tuple(Ambience.now().conditions_on_kernels(called_by(program)))
+    direct = DirectCall(tuple(source.held), program.forward, lambda: job.can_be_taken_back, modes=modes)
     compiled = load_call(plan, run, instead=instead, direct=direct)
     counters.add("traces", "ok")
     counters.add("sizes", "compiled for all")
-    return owning(job, compiled, fits_every_call=True)
+    return behind(job, compiled, direct)
 
 
 def _may_be_plain(program: Any, inputs: Sequence[Any], options: Options) -> bool:

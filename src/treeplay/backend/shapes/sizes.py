@@ -212,7 +212,7 @@ def fakes_of(args: Sequence[Any]) -> list[Any]:
     alone: dict[int, torch.Tensor] = {}
 
     def fake(arg: Any) -> Any:
-        if not isinstance(arg, torch.Tensor):
+        if not isinstance(arg, torch.Tensor) or arg.is_mkldnn:  # of which a fake would be a plain tensor
             return arg
         if tensors.is_view_elsewhere(arg):  # its fake would lie in its base's memory
             arg = alone.setdefault(id(arg), arg.detach())

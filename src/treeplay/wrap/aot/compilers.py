@@ -30,16 +30,22 @@ class DirectCall:
     """How a call function is called from outside: with its arguments one by one, behind those in `held`; it returns a tuple.
 
     Those of `others` that a call fits are asked first. One that fits neither them nor this function (`PatternChanged`) goes on
-    with what is put in `for_others`; none fits in which an argument of `frozen` needs a gradient. After an exception that is
-    not treeplay's, `as_it_is` runs, which raises it with what it has written by then, if nothing shows of the call
-    (`may_run_again`)."""
+    with what is put in `for_others`. No call fits in which an argument of `frozen` needs a gradient, or one of `modes` does not
+    hold: conditions on what surrounds a call, as code and the names in it. After an exception that is not treeplay's,
+    `as_it_is` runs, which raises it with what it has written by then, if nothing shows of the call (`may_run_again`)."""
 
     held: tuple[Any, ...]
     as_it_is: Callable[..., Any]
     may_run_again: Callable[[], bool]
     frozen: tuple[int, ...] = ()
+    modes: tuple[tuple[str, dict[str, Any]], ...] = ()
     others: list[Callable[..., Any]] = field(default_factory=list)
     for_others: list[Callable[..., Any]] = field(default_factory=list)
+
+    @property
+    def fits_every_call(self) -> bool:
+        """Whether it asks nothing of a call by itself."""
+        return not (self.frozen or self.modes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,106 @@ def test_W3_memory_that_is_shared_as_eager_allows_is_written(write: Callable[...
 )
 def test_W3_whole_numbers_are_written_as_eager_writes_them(write: Callable[..., Any]) -> None:
     twin(lambda x: (write(x), [x - 1])[1], lambda: [whole()])
+
+
+def folded() -> list[Any]:
+    return [numbers(12).as_strided((3, 4), (1, 2))]
+
+
+def whole_and_folded() -> list[Any]:
+    base = numbers(12)
+    return [base[2:9], base.as_strided((3, 4), (1, 2))]
+
+
+def twice(x: torch.Tensor) -> list[torch.Tensor]:
+    x.mul_(2)
+    x.add_(1)
+    return [x.sum()]
+
+
+def one_row_from_another(x: torch.Tensor) -> list[torch.Tensor]:
+    x[0] = x[1] * 2 + 1
+    return [x - 1]
+
+
+def in_a_list(x: torch.Tensor) -> list[torch.Tensor]:
+    torch._foreach_mul_([x], 3.0)
+    return [x - 1]
+
+
+def beside_one_part(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    y.mul_(2)
+    return [x - 1]
+
+
+def through_windows(x: torch.Tensor) -> list[torch.Tensor]:
+    made = x * 1
+    made.unfold(0, 3, 1).mul_(2)
+    return [made - 1]
+
+
+def through_one_window(x: torch.Tensor) -> list[torch.Tensor]:
+    x.as_strided((3, 4), (1, 2))[1].mul_(2)
+    return [x - 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "make"),
+    [
+        (twice, folded),
+        (one_row_from_another, folded),
+        (in_a_list, folded),
+        (beside_one_part, whole_and_folded),
+        (through_windows, lambda: [numbers(12)]),
+        (through_one_window, lambda: [numbers(12)]),
+    ],
+)
+def test_Wplus1_a_write_to_what_overlaps_itself_is_refused_and_right(
+    function: Callable[..., Any], make: Callable[[], list[Any]]
+) -> None:
+    with pytest.raises(Refusal, match="own elements share memory") as caught:
+        wrapped(function, make)
+    assert caught.value.where is not None and caught.value.where.function == function.__name__
+    with pytest.warns(UserWarning, match="own elements share memory"):
+        call = compile_graph(function, make(), inner="aten")
+    expected, found = make(), make()
+    assert all(map(torch.equal, call(*found), function(*expected)))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_Wplus1_what_overlaps_itself_may_be_read_and_windows_that_do_not_may_be_written() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        x.unfold(0, 3, 3).mul_(2)
+        made = x.as_strided((2, 4), (1, 3)) * x.unfold(0, 4, 2).sum()
+        made.sub_(1)
+        return [made]
+
+    twin(function, lambda: [numbers(12)])
+
+
+def resized_and_shared(x: torch.Tensor) -> list[torch.Tensor]:
+    made, other = torch.empty(0), torch.zeros(3)
+    made.resize_(x.shape).copy_(x)
+    other.set_(made)
+    made.mul_(2)
+    return [made, other]
+
+
+def folded_by_a_storage(x: torch.Tensor) -> list[torch.Tensor]:
+    made = torch.empty(2)
+    made.set_((x * 1).as_strided((3, 4), (1, 2)))
+    made.mul_(2)
+    return [made - 1]
+
+
+@pytest.mark.parametrize("function", [resized_and_shared, folded_by_a_storage])
+def test_W3_a_storage_that_is_given_to_a_tensor_is_refused_and_right(function: Callable[..., Any]) -> None:
+    with pytest.raises(Refusal, match="the storage of another") as caught:
+        wrapped(function, lambda: [numbers(12)])
+    assert caught.value.where is not None and ".set_(" in str(caught.value)
+    with pytest.warns(UserWarning, match="the storage of another"):
+        call = compile_graph(function, [numbers(12)], inner="aten")
+    expected, found = function(numbers(12)), call(numbers(12))
+    for results in (expected, found):
+        results[0][0] = 7.0  # which the other result shows too, if they share memory
+    assert all(map(torch.equal, found, expected))

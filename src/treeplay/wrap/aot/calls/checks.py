@@ -163,6 +163,13 @@ def _another(names: Sequence[str]) -> PatternChanged:
     )
 
 
+def other_kernels() -> PatternChanged:
+    """The error for a call in which a mode chooses other kernels."""
+    return PatternChanged(
+        "kernels of attention, or settings of cuDNN, are chosen otherwise than when this was compiled"
+    )
+
+
 def needs_gradient(given: Sequence[Any], frozen: Mapping[int, str]) -> PatternChanged:
     """The error for a frozen argument that needs a gradient."""
     told = next(name for at, name in frozen.items() if given[at].requires_grad)

@@ -65,12 +65,13 @@ class _PlanEmitter(PlanText):
 
     def direct_body(self, direct: DirectCall) -> None:
         """The body for arguments that come one by one, and what follows a failure, in one function: each frame costs."""
-        is_for_every_call = self.plan.fits_every_call and not direct.frozen
+        is_for_every_call = self.plan.fits_every_call and direct.fits_every_call
         if not is_for_every_call:
             self.use("PatternChanged", PatternChanged)
             with self.block(f"for other_pattern in {self.use('other_patterns', direct.others)}:"):  # none, mostly
                 self.add("try: return other_pattern(*given)", "except PatternChanged: pass")
         with self.block("try:"):
+            self.modes(direct)
             self.frozen(direct)
             held = f"*{self.use('held_values', direct.held)}, " if direct.held else ""
             self.add(f"args = [{held}*given]")
@@ -84,6 +85,15 @@ class _PlanEmitter(PlanText):
             self.add(f"if not {self.use('may_run_again', direct.may_run_again)}(): raise")
             self.add(f"go_on = {self.use('as_it_is', direct.as_it_is)}")
         self.add("return tuple(go_on(*given))")
+
+    def modes(self, direct: DirectCall) -> None:
+        """Lines that ask for the modes that nobody else compares."""
+        if not direct.modes:
+            return
+        for name, value in (item for _, names in direct.modes for item in names.items()):
+            self.use(name, value)
+        self.use("other_kernels", checks.other_kernels)
+        self.add(f"if not ({' and '.join(text for text, _ in direct.modes)}): raise other_kernels()")
 
     def frozen(self, direct: DirectCall) -> None:
         """Lines that ask whether what was frozen still is."""

@@ -7,13 +7,14 @@ two such sums is 0. The widest strides are chosen first: what the narrower ones 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from treeplay.torch_seam.fakes import has_data
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.values import layout
-from treeplay.values.overlap import Interval
+from treeplay.values.overlap import Interval, overlaps_itself
 from treeplay.wrap.aot.plan.subclasses import plain_parts
 
 _MAX_STEPS = 10_000
@@ -32,6 +33,18 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     (start, end), (low, high) = span(one), span(other)
     return start < high and low < end and _meet(low - start, [*_terms(one, 1), *_terms(other, -1)])
+
+
+def is_folded(value: Any) -> bool:
+    """Whether elements of a tensor, or of one that it is made of, may share memory; also where its sizes are not known."""
+    return any(_is_folded(part) for part in plain_parts(value))
+
+
+def _is_folded(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    is_known = all(type(number) is int for number in (*tensor.size(), *tensor.stride()))
+    return not is_known or (tensor.numel() > 1 and overlaps_itself(tensor))
 
 
 def overlap_across_storages(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.plan.facts import ArgumentWrite, CallPlan, CommonBase, NoOverlap
 from treeplay.wrap.aot.plan.layouts import counts_from_the_start, fake_of, known_layout, layout_from, new_layouts
-from treeplay.wrap.aot.plan.overlap import length, overlap, overlap_across_storages
+from treeplay.wrap.aot.plan.overlap import is_folded, length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan.subclass_rules import refuse_unsupported_view
 from treeplay.wrap.aot.plan.subclasses import opened, value_fakes
 from treeplay.wrap.aot.tracing.findings import TraceFindings, is_leaf, refusal
@@ -92,6 +92,8 @@ def _refuse_what_is_missing(facts: Any, seen: TraceFindings, samples: Sequence[A
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
             raise refusal("write", f"the storage of argument `{name}` is replaced or resized", seen.line())
+        if info.mutates_data and is_folded(sample):
+            raise refusal("write", f"argument `{name}` is written, and its own elements share memory", seen.line())
         if info.mutates_data and is_leaf(sample) and tracked and not seen.writes:
             # Nobody saw how it was done, so nobody can tell whether eager would have raised.
             raise refusal("write", f"leaf argument `{name}` is written, and it needs a gradient", None)

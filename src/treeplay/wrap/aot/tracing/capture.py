@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from treeplay.errors import Refusal
-from treeplay.observe.lines import failed_call, location_in, user_location
+from treeplay.observe.lines import failed_call, is_users, location_in, user_location
 from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.autograd import history
@@ -122,6 +122,16 @@ def _autocast_kept() -> Iterator[None]:
         flags.set_autocast_state(before)
 
 
+def _divides_by_no_elements(error: Exception) -> str | None:
+    """The operator of torch's that failed, where tensors without data have no elements; with data, it would give NaN."""
+    end = error.__traceback__
+    while end is not None and end.tb_next is not None:
+        end = end.tb_next
+    if not isinstance(error, ZeroDivisionError) or end is None or is_users(end.tb_frame.f_code.co_filename):
+        return None
+    return end.tb_frame.f_code.co_name
+
+
 @contextlib.contextmanager
 def captured(
     function: Callable[..., Any],
@@ -147,6 +157,9 @@ def captured(
                 raise refusal(
                     "item", "reads a tensor's value on the host, which a compiled graph cannot", where, _KEEP
                 ) from None
+            if (operator := _divides_by_no_elements(error)) is not None:
+                why = f"`{operator}` divides by a number of elements that is 0, in Python while it is traced"
+                raise refusal("trace", why, where, "call it without treeplay for a batch of no elements") from error
             what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
             raise refusal("trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where) from error
         yield traced, seen

@@ -3,6 +3,8 @@
 strides     eager's write leaves a tensor as it lies; the functional operator gives another tensor, that lies as it likes
 expand      the trace writes through `expand` as `base + (written - base)`, which is not `written` in floating point.
             One that makes nothing larger is a view like another; a write through any other is refused
+overlap     where elements of what is written share memory, eager's operators read what they have just written, in the order
+            of the elements; a functional operator computes all of them from what was there. Such a write is refused
 errors      some operators check less on tensors without data than on others
 """
 

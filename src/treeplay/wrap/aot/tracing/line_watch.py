@@ -17,6 +17,7 @@ from treeplay.observe.lines import location_in, user_location
 from treeplay.torch_seam import fakes, fx, tensors
 from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
+from treeplay.wrap.aot.plan.overlap import is_folded
 from treeplay.wrap.aot.tracing import in_place
 from treeplay.wrap.aot.tracing.dropout import done_as_eager
 from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
@@ -27,6 +28,8 @@ SHAPES = frozenset(
     ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
 )
 """What changes a tensor's shape in place."""
+_FOLDS = frozenset(("as_strided", "as_strided_", "unfold"))
+"""What may give a view in which elements share memory, besides `expand`."""
 _DUNDERS = frozenset(
     (
         "__setitem__",
@@ -68,6 +71,7 @@ class LineWatch(TorchFunctionMode):
         self.born: dict[int, tuple[torch.Tensor, Location | None]] = {}
         self.told: list[tuple[torch.Tensor, Location | None]] = []
         self.inputs = [(k, value) for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        self.folded = [value for _, value in self.inputs if is_folded(value)]
         self.leaves = [value for value, is_leaf in zip(inputs, leaves, strict=True) if is_leaf]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,6 +99,7 @@ class LineWatch(TorchFunctionMode):
             self._refuse_failing(name, args, kwargs)
             written = in_place.written_by(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
             self._refuse_enlarged(name, written)
+            self._refuse_folded(name, written)
             with in_place.lying_as_before(written):
                 run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
                 result = in_place.viewed(name, args, run(func, args, kwargs))
@@ -103,6 +108,8 @@ class LineWatch(TorchFunctionMode):
             raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
             self._note(func, args, result)
+            if name in _FOLDS and is_folded(result):
+                self.folded.append(result)
         return result
 
     def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -115,6 +122,12 @@ class LineWatch(TorchFunctionMode):
             where = _line()
             raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
 
+    def _refuse_folded(self, name: str, written: Sequence[torch.Tensor]) -> None:
+        """Refuse a write to memory that a tensor shows more than once: each of its values would be computed of the old ones."""
+        if name not in _FLAGS and any(tensors.shares_storage(one, other) for one in written for other in self.folded):
+            why, advice = "writes to a tensor whose own elements share memory", "write to a clone, or without treeplay"
+            raise refusal(name, why, _line(), advice)
+
     def _refuse_setting(self, func: Any) -> None:
         for name in ("data", "requires_grad"):
             if func.__self__ is getattr(torch.Tensor, name):
@@ -126,11 +139,14 @@ class LineWatch(TorchFunctionMode):
                 raise refusal(name, why, user_location(), advice)
 
     def _refuse_replacing(self, target: Any) -> None:
+        advice = "copy the data into it, or run this function without treeplay"
         for k, value in self.inputs:
             if target is value or target is getattr(value, "elem", None):  # what a functional tensor is made of
                 told = f"the storage of argument `{self.names[k]}` is replaced"
-                advice = "copy the data into it, or run this function without treeplay"
                 raise refusal("set_", told, user_location(), advice)
+        # Afterwards a traced tensor shows neither its new size nor, if it was resized, with what it shares memory.
+        told = "gives a tensor the storage of another, which a trace does not follow"
+        raise refusal("set_", told, _line(), advice)
 
     def _note(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
         """Keep tensors that came through `.data`, views of them included, and leaves made inside."""

@@ -327,6 +327,34 @@ def test_an_integer_that_left_64_bits_in_state_comes_back() -> None:
     assert beside_eager(with_exceptions, change).replays >= 5
 
 
+FLOORS: dict[str, Compute] = {
+    "an integer by a float": lambda n, a: 10 // a,
+    "a float by a float": lambda n, a: -1.0 // a,
+    "by a float": lambda n, a: a // 0.1,
+    "an integer by a constant": lambda n, a: n // 0.1,
+    "two that vary": lambda n, a: n // a - a // n,
+    "by what is computed": lambda n, a: 3 // (a / 10) - (n + 1) // -a,
+    "NumPy's": lambda n, a: a // numpy.float64(0.1),
+    "the outcome of a comparison": lambda n, a: 7 // (a + (n > 2)),
+}
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.compile)])
+@pytest.mark.parametrize("what", FLOORS)
+def test_floats_are_divided_as_python_does_it(what: str, lower: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.made = FLOORS[what](s.n, s.a)
+        return x * FLOORS[what](s.n, s.a) - 1
+
+    mine, twin = Counts(), Counts()
+    step, x = jit(lambda x: program(mine, x), lower=lower), torch.arange(3.0, dtype=torch.float64)
+    for n, a in enumerate((1.0, 0.5, 0.1, 0.2, -0.3, math.inf, -math.inf, math.nan, 1e-300, 0.7), start=1):
+        mine.n, mine.a, twin.n, twin.a = n, a, n, a
+        assert_same(step(x), program(twin, x))
+        assert repr(mine.made) == repr(twin.made)
+    assert step.statistics().replays >= 7
+
+
 def test_a_remainder_needs_no_condition() -> None:
     step = jit(lambda x, n: x * (n**3 % 7) - 1)
     for n in range(6):

@@ -309,6 +309,52 @@ def test_arithmetic_that_raises_leaves_state_as_eager_does() -> None:
     assert step.statistics().replays >= 5
 
 
+def divides(s: Counts, x: Tensor) -> Tensor:
+    return x * (1.0 / s.a) - 1
+
+
+def divides_and_handles(s: Counts, x: Tensor) -> Tensor:
+    try:
+        return divides(s, x)
+    except ZeroDivisionError:
+        return x - 7
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.compile)])
+@pytest.mark.parametrize("compute", [divides, divides_and_handles])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_number_for_an_operator_that_cannot_be_computed(
+    compute: Callable[[Counts, Tensor], Tensor], writes: bool, lower: str
+) -> None:
+    """What was to be done before it is done once, as in eager, and counted in no other way."""
+
+    def program(s: Counts, total: Tensor, x: Tensor) -> Tensor:
+        if not writes:
+            return compute(s, x)
+        total.mul_(3).add_(1)
+        s.n += 1
+        result = compute(s, x)
+        total.sub_(result)
+        return result
+
+    def call(run: Callable[[], Tensor]) -> Any:
+        try:
+            return run().tolist()
+        except ZeroDivisionError as error:
+            return str(error)
+
+    mine, twin, totals = Counts(), Counts(), (torch.zeros(3), torch.zeros(3))
+    step = jit(lambda x: program(mine, totals[0], x), lower=lower)
+    for a in (1.0, 2.0, 4.0, 0.0, 8.0, 0.0, 0.5):
+        mine.a = twin.a = a
+        assert call(lambda: step(FLOATS)) == call(lambda: program(twin, totals[1], FLOATS))
+        assert (mine.n, totals[0].tolist()) == (twin.n, totals[1].tolist())
+    facts = step.statistics()
+    assert (facts.recordings, facts.replays) == (1, 4)
+    assert facts.not_replayed == {"observed": 1, "a replay raised": 2}
+    assert not treeplay.observe.internal_errors()
+
+
 def test_an_integer_that_left_64_bits_in_state_comes_back() -> None:
     def program(s: Counts, x: Tensor) -> Tensor:
         s.n += 1

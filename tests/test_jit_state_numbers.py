@@ -228,6 +228,20 @@ def test_a_number_from_elsewhere_is_not_taken_for_what_it_was() -> None:
     beside_eager(program, change, calls=8)
 
 
+def test_an_attribute_named_as_a_function_of_the_module_is_no_use_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        agent.named_alike = agent.rate  # type: ignore[attr-defined]
+        return x * agent.rate - 1
+
+    def changes(agent: Agent, call: int) -> None:
+        agent.rate, others.text = call / 7, "a" * call
+
+    others = Agent()
+    monkeypatch.setitem(globals(), "named_alike", lambda x: x * len(others.text) - 2)
+    facts = beside_eager(program, changes).statistics()
+    assert (facts.recordings, facts.replays) == (1, CALLS - 1)
+
+
 def test_a_count_that_begins_anew() -> None:
     def program(agent: Agent, x: Tensor) -> Tensor:
         agent.count += 1

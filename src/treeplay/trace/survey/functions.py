@@ -17,6 +17,7 @@ import torch
 
 from treeplay.guards.reads.names import (
     NAMESPACES,
+    globals_within,
     imports_in,
     inner_code,
     names_within,
@@ -128,6 +129,9 @@ class SurveyedFunctions:
         if not _GIVE_A_NAMESPACE.isdisjoint(names):  # `globals()["total"] += 1`
             spelled = frozenset(text for text in strings_within(code) if text.isidentifier())
             names, stored = names | spelled, stored | spelled
+        elif not prefix:  # its own globals, of which no attribute is one
+            names = globals_within(code)
+            stored &= names
         place = root(table, prefix.rstrip(".") or "globals")
         whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
         for name in sorted(names & (table.keys() | stored)):

@@ -242,6 +242,26 @@ def test_an_attribute_named_as_a_function_of_the_module_is_no_use_of_it(monkeypa
     assert (facts.recordings, facts.replays) == (1, CALLS - 1)
 
 
+def scaled(rate: float) -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+    def scale(x: Tensor) -> Tensor:
+        return x * rate - 1
+
+    def change(value: float) -> None:
+        nonlocal rate
+        rate = value
+
+    return scale, change
+
+
+def test_numbers_in_closures_of_one_function_are_each_an_input() -> None:
+    (one, set_one), (other, set_other) = scaled(0.5), scaled(0.25)
+    step, x = jit(lambda x: other(one(x))), torch.arange(3.0)
+    for value in range(1, CALLS):
+        (set_other if value > 5 else set_one)(value / 7)
+        assert_same(step(x), other(one(x)))
+    assert step.statistics().replays >= CALLS - 4
+
+
 def test_a_count_that_begins_anew() -> None:
     def program(agent: Agent, x: Tensor) -> Tensor:
         agent.count += 1

@@ -121,6 +121,8 @@ class SurveyWalk:
         places.append(place)
         if len(places) == 1:
             self.found.kept.append(tensor)
+            if is_users_class(cls := type(tensor)):  # whose code operators run
+                self.enter(cls, self.root(cls, cls.__qualname__), ALWAYS)
             if place.how is not How.ARGUMENT:  # in its place stands another tensor while the program is traced
                 self.keep_sealed(vars(tensor), place)
             for name, value in vars(tensor).items():

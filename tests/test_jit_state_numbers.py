@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import logging
 import math
 import operator
 import queue
@@ -240,6 +241,19 @@ def test_an_attribute_named_as_a_function_of_the_module_is_no_use_of_it(monkeypa
     monkeypatch.setitem(globals(), "named_alike", lambda x: x * len(others.text) - 2)
     facts = beside_eager(program, changes).statistics()
     assert (facts.recordings, facts.replays) == (1, CALLS - 1)
+
+
+def test_what_torch_logs_of_symbols_is_no_read_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        return x * (7 // agent.count if agent.count else 1) - agent.count
+
+    agent = Agent()
+    step, x = jit(lambda x: program(agent, x)), torch.arange(3.0)
+    for agent.count in range(1, 9):
+        monkeypatch.setattr(logging.getLogger(), "level", 10 * agent.count)
+        assert_same(step(x), program(agent, x))
+    assert step.statistics().recordings == 1
+    assert "logg" not in str(step.explain())
 
 
 def scaled(rate: float) -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:

@@ -133,6 +133,29 @@ _FLOOR_DIVISIONS = [
 ]
 
 
+def unlogged() -> contextlib.AbstractContextManager[None]:
+    """For a block in this thread, torch logs nothing of what is computed with symbolic numbers: it would ask for the levels of
+    loggers, which are none of the program's reads."""
+    return _LOG.wanted()
+
+
+class _LogOfOthers:
+    """Torch's log of what is computed with symbolic numbers, of other threads alone."""
+
+    def __init__(self, log: Any, is_wanted: Callable[[], bool]) -> None:
+        self._log, self._is_wanted = log, is_wanted
+
+    def debug(self, *message: Any) -> None:
+        if not self._is_wanted():
+            self._log.debug(*message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+_LOG = Shared("torch.fx.experimental.sym_node", "sym_node_log", _LogOfOthers)
+
+
 @contextlib.contextmanager
 def _asks(owner: Any, method: str, answer: Callable[..., Any]) -> Iterator[None]:
     before = vars(owner).get(method)

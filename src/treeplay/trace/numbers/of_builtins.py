@@ -19,6 +19,7 @@ from treeplay.torch_seam.symbols import (
     floats_divided,
     integers_rounded,
     numpy_asks,
+    unlogged,
 )
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
 from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
@@ -85,6 +86,7 @@ def numbers_answer(found: Survey, *, has_any: bool) -> Iterator[None]:
         classes_asked(class_for),
         integers_rounded(rounded),
         floats_divided(divided),
+        unlogged(),
         all_wanted(in_math),
     ):
         yield

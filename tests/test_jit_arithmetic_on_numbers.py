@@ -309,6 +309,52 @@ def test_arithmetic_that_raises_leaves_state_as_eager_does() -> None:
     assert step.statistics().replays >= 5
 
 
+def divides(s: Counts, x: Tensor) -> Tensor:
+    return x * (1.0 / s.a) - 1
+
+
+def divides_and_handles(s: Counts, x: Tensor) -> Tensor:
+    try:
+        return divides(s, x)
+    except ZeroDivisionError:
+        return x - 7
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.compile)])
+@pytest.mark.parametrize("compute", [divides, divides_and_handles])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_number_for_an_operator_that_cannot_be_computed(
+    compute: Callable[[Counts, Tensor], Tensor], writes: bool, lower: str
+) -> None:
+    """What was to be done before it is done once, as in eager, and counted in no other way."""
+
+    def program(s: Counts, total: Tensor, x: Tensor) -> Tensor:
+        if not writes:
+            return compute(s, x)
+        total.mul_(3).add_(1)
+        s.n += 1
+        result = compute(s, x)
+        total.sub_(result)
+        return result
+
+    def call(run: Callable[[], Tensor]) -> Any:
+        try:
+            return run().tolist()
+        except ZeroDivisionError as error:
+            return str(error)
+
+    mine, twin, totals = Counts(), Counts(), (torch.zeros(3), torch.zeros(3))
+    step = jit(lambda x: program(mine, totals[0], x), lower=lower)
+    for a in (1.0, 2.0, 4.0, 0.0, 8.0, 0.0, 0.5):
+        mine.a = twin.a = a
+        assert call(lambda: step(FLOATS)) == call(lambda: program(twin, totals[1], FLOATS))
+        assert (mine.n, totals[0].tolist()) == (twin.n, totals[1].tolist())
+    facts = step.statistics()
+    assert (facts.recordings, facts.replays) == (1, 4)
+    assert facts.not_replayed == {"observed": 1, "a replay raised": 2}
+    assert not treeplay.observe.internal_errors()
+
+
 def test_an_integer_that_left_64_bits_in_state_comes_back() -> None:
     def program(s: Counts, x: Tensor) -> Tensor:
         s.n += 1
@@ -325,6 +371,34 @@ def test_an_integer_that_left_64_bits_in_state_comes_back() -> None:
             return x - 2
 
     assert beside_eager(with_exceptions, change).replays >= 5
+
+
+FLOORS: dict[str, Compute] = {
+    "an integer by a float": lambda n, a: 10 // a,
+    "a float by a float": lambda n, a: -1.0 // a,
+    "by a float": lambda n, a: a // 0.1,
+    "an integer by a constant": lambda n, a: n // 0.1,
+    "two that vary": lambda n, a: n // a - a // n,
+    "by what is computed": lambda n, a: 3 // (a / 10) - (n + 1) // -a,
+    "NumPy's": lambda n, a: a // numpy.float64(0.1),
+    "the outcome of a comparison": lambda n, a: 7 // (a + (n > 2)),
+}
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.compile)])
+@pytest.mark.parametrize("what", FLOORS)
+def test_floats_are_divided_as_python_does_it(what: str, lower: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.made = FLOORS[what](s.n, s.a)
+        return x * FLOORS[what](s.n, s.a) - 1
+
+    mine, twin = Counts(), Counts()
+    step, x = jit(lambda x: program(mine, x), lower=lower), torch.arange(3.0, dtype=torch.float64)
+    for n, a in enumerate((1.0, 0.5, 0.1, 0.2, -0.3, math.inf, -math.inf, math.nan, 1e-300, 0.7), start=1):
+        mine.n, mine.a, twin.n, twin.a = n, a, n, a
+        assert_same(step(x), program(twin, x))
+        assert repr(mine.made) == repr(twin.made)
+    assert step.statistics().replays >= 7
 
 
 def test_a_remainder_needs_no_condition() -> None:

@@ -468,3 +468,42 @@ def test_what_another_thread_writes_while_a_program_that_only_reads_is_traced_st
             assert torch.equal(recorded(torch.ones(3)), torch.full((3,), -1.0))
     writer.join(60)
     assert written.is_set() and memory.tolist() == [7.0] * 3
+
+
+class Logged(torch.Tensor):
+    """A tensor whose class notes what is asked of it."""
+
+    log: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.log.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("where", ["an argument", "in an argument", "unused", "state"])
+def test_a_class_of_tensors_is_asked_as_often_as_in_eager(where: str) -> None:
+    def given() -> Any:
+        return torch.arange(3.0).as_subclass(Logged)
+
+    kept = given()
+
+    def step(x: Any, y: Any) -> Any:
+        if where == "unused":
+            return x * 2 - 1
+        return (x - y["of it"] if where == "in an argument" else kept - x if where == "state" else x - y) * 2
+
+    def arguments() -> tuple[Any, Any]:
+        x = torch.arange(3.0) - 5
+        return x, {"of it": given()} if where == "in an argument" else x if where == "state" else given()
+
+    def asked(run: Step) -> list[str]:
+        Logged.log.clear()
+        run(*arguments())  # type: ignore[call-arg]
+        return [*Logged.log]
+
+    jitted, expected = jit(step, on_refusal="eager"), asked(step)  # type: ignore[arg-type]
+    assert [asked(jitted) for _ in range(CALLS)] == [expected] * CALLS
+    repr(jitted.explain())
+    assert [*Logged.log] == expected

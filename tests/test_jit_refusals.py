@@ -143,6 +143,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "a number formatted": ("", lambda x: (x * 2, f"{x[0]:.3f}")),
     "numpy": ("numpy", lambda x: x * torch.from_numpy(x.numpy() * 2)),
     "asarray": ("", lambda x: x * float(numpy.asarray(x)[0])),
+    "from_dlpack": ("dlpack_device", lambda x: torch.from_dlpack(x) * 2),
     "tolist": ("tolist", lambda x: x * sum(x.tolist())),
     "nonzero": ("nonzero", lambda x: x.nonzero().float()),
     "a boolean mask": ("", lambda x: x[x > 0]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import logging
 import math
 import operator
 import queue
@@ -226,6 +227,53 @@ def test_a_number_from_elsewhere_is_not_taken_for_what_it_was() -> None:
         jobs.put(call)  # for the program, and for its twin
 
     beside_eager(program, change, calls=8)
+
+
+def test_an_attribute_named_as_a_function_of_the_module_is_no_use_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        agent.named_alike = agent.rate  # type: ignore[attr-defined]
+        return x * agent.rate - 1
+
+    def changes(agent: Agent, call: int) -> None:
+        agent.rate, others.text = call / 7, "a" * call
+
+    others = Agent()
+    monkeypatch.setitem(globals(), "named_alike", lambda x: x * len(others.text) - 2)
+    facts = beside_eager(program, changes).statistics()
+    assert (facts.recordings, facts.replays) == (1, CALLS - 1)
+
+
+def test_what_torch_logs_of_symbols_is_no_read_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        return x * (7 // agent.count if agent.count else 1) - agent.count
+
+    agent = Agent()
+    step, x = jit(lambda x: program(agent, x)), torch.arange(3.0)
+    for agent.count in range(1, 9):
+        monkeypatch.setattr(logging.getLogger(), "level", 10 * agent.count)
+        assert_same(step(x), program(agent, x))
+    assert step.statistics().recordings == 1
+    assert "logg" not in str(step.explain())
+
+
+def scaled(rate: float) -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+    def scale(x: Tensor) -> Tensor:
+        return x * rate - 1
+
+    def change(value: float) -> None:
+        nonlocal rate
+        rate = value
+
+    return scale, change
+
+
+def test_numbers_in_closures_of_one_function_are_each_an_input() -> None:
+    (one, set_one), (other, set_other) = scaled(0.5), scaled(0.25)
+    step, x = jit(lambda x: other(one(x))), torch.arange(3.0)
+    for value in range(1, CALLS):
+        (set_other if value > 5 else set_one)(value / 7)
+        assert_same(step(x), other(one(x)))
+    assert step.statistics().replays >= CALLS - 4
 
 
 def test_a_count_that_begins_anew() -> None:

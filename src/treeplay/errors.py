@@ -125,6 +125,11 @@ class DidNotPass(TreeplayError, ValueError):
     """Values did not pass the checks of a replayed program, which is taken back for that. Nobody else sees this."""
 
 
+class NoNumber(TreeplayError, ArithmeticError):
+    """Of the numbers of a call, Python computes none for a replay: a division by zero, say. Nothing has run: the call runs
+    eagerly instead. Nobody else sees this."""
+
+
 class StaleRecordingWarning(UserWarning):
     """A recording was replayed that its program had moved on from, by something that no guard can see; see `settings.audit`."""
 

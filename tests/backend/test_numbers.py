@@ -65,6 +65,24 @@ def test_a_number_whose_value_the_trace_asks_for_is_compiled_in(module: nn.Modul
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: x * (10 // n) - 1,
+        lambda x, n: x * (n // 0.1) - 1,
+        lambda x, n: x * (x.shape[0] // n) - 1,
+        lambda x, n: x * (x.shape[0] // 0.1) - n,
+    ],
+    ids=["by a number", "a number", "a size by a number", "a size"],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_floats_are_divided_as_python_does_it(program: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
+    run = torch.compile(program, backend=backend, options={"inner": "aten"}, dynamic=dynamic)
+    for rows, number in ((2, 1.0), (3, 0.5), (3, 0.1), (4, 0.2), (3, -0.3)):
+        x = torch.arange(float(rows), dtype=torch.float64)
+        torch.testing.assert_close(run(x, number), program(x, number), rtol=0, atol=0)
+
+
 def test_what_is_compiled_for_a_number_is_for_this_value_alone() -> None:
     inner = Inner()
     run = torch.compile(_normed, backend=backend, options={"inner": inner}, dynamic=True)

@@ -42,6 +42,14 @@ def test_trails_are_equal_if_their_steps_are() -> None:
     assert len({entry_of(one, "a").trail, entry_of(other, "a").trail, entry_of(one, "b").trail}) == 2
 
 
+def test_trails_from_roots_with_one_label_differ_by_their_numbers() -> None:
+    cells = [root(Thing(0), "rate", nth=nth).child(How.ATTRIBUTE, None, "held", "rate.held") for nth in (0, 1)]
+    assert [cell.trail for cell in cells] == [
+        ("rate", (How.ATTRIBUTE, "held")),
+        (("rate", 1), (How.ATTRIBUTE, "held")),
+    ]
+
+
 @pytest.mark.parametrize("key", [0, True, "a", (0, 1)])
 def test_places_are_equal_if_they_are_one_entry_of_one_object(key: Any) -> None:
     table = {key: 1}

@@ -8,16 +8,20 @@ computed in Python only when a hyper-parameter has changed; kernels read the slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.fx
 
 from treeplay.codegen import Writer, list_of, load_source
+from treeplay.errors import NoNumber
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.values.arithmetic import FORMS, operand
 from treeplay.values.same import is_same
+
+NOT_COMPUTED = (ArithmeticError, ValueError)
+"""What Python raises for want of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,12 @@ class Vector:
         """Bring the vector up to `values`, in the order of the current stream."""
         if values != self._last or (self._has_zero and not is_same(tuple(values), tuple(self._last))):
             self._last = None  # unknown, if the copy is broken off
+            try:
+                computed = self._compute(values)
+            except NOT_COMPUTED as error:
+                raise NoNumber from error
             # A small pageable copy is staged before it returns: nothing waits, and the source may go.
-            source = torch.tensor(self._compute(values), dtype=torch.float64, device="cpu")
+            source = torch.tensor(computed, dtype=torch.float64, device="cpu")
             self.tensor.copy_(source, non_blocking=True)
             if not (self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()):  # a captured copy has not run
                 self._last, self._has_zero = values, 0.0 in values
@@ -72,18 +80,26 @@ def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return found
 
 
+def known_before(graph: torch.fx.Graph, scalars: Collection[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Those of a graph's numbers that are known before its operators run: what came in, and what is computed of that alone."""
+    found: dict[torch.fx.Node, None] = {}
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if node in scalars and (node.op == "placeholder" or (sources and found.keys() >= set(sources))):
+            found[node] = None
+    return list(found)
+
+
 def split_numbers(graph: torch.fx.Graph) -> Numbers:
     """Tell the numbers of a traced graph apart and make the function that computes the known ones."""
     scalars = scalar_nodes(graph)
     known: dict[torch.fx.Node, str] = {}
     arguments: list[str] = []
-    for node in graph.nodes:
-        if node not in scalars:
-            continue
+    for node in known_before(graph, scalars):
         if node.op == "placeholder":
             arguments.append(node.name)
             known[node] = node.name
-        elif all(argument in known for argument in node.all_input_nodes) and node.all_input_nodes:
+        else:
             known[node] = _expression(node, known)
     read = [node for node in known if any(user not in known for user in node.users)]
     # Every parameter of a group repeats the same expressions: one slot each. An integer has two, of halves that are exact.

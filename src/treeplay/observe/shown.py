@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.torch_seam.tensors import has_strides
+from treeplay.torch_seam.tensors import has_strides, spec_of
 from treeplay.values.kinds import PLAIN, is_a
 from treeplay.values.same import is_value
 from treeplay.values.signature import Gone
-from treeplay.values.spec import TensorSpec
 
 _CONTAINERS = (list, tuple, set, dict)
 _MOST = 60  # characters
@@ -41,7 +40,7 @@ def shown(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     if is_a(value, torch.Tensor):
-        return f"a tensor {TensorSpec.of(value)}" if has_strides(value) else f"a {value.layout} tensor"
+        return f"a tensor {spec_of(value)}" if has_strides(value) else f"a {value.layout} tensor"
     if is_a(value, (*PLAIN, *_WORDS)):
         text = repr(value)
         return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

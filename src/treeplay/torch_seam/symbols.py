@@ -1,4 +1,4 @@
-"""Symbolic numbers: what they were in the example that they came from, and how they meet NumPy's."""
+"""Symbolic numbers: what they were in the example that they came from, how they meet NumPy's, and how they are divided."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.dynamo import skip_code
-from treeplay.torch_seam.patched import ABSENT, stand_in
+from treeplay.torch_seam.patched import ABSENT, Shared, all_wanted, stand_in
 
 NAMES = {"math": math, "torch": torch}
 """What expressions of symbolic numbers, as Python, may name beside builtin functions."""
@@ -89,6 +89,71 @@ def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[No
     finally:
         for owner in owners:
             del owner.__getattribute__
+
+
+def floats_divided(divide: Callable[[Any, Any], Any]) -> contextlib.AbstractContextManager[None]:
+    """For a block in this thread, `a // b` of symbolic numbers, of which one is a float or meets one, gives `divide(a, b)`. Of
+    itself torch gives the floor of the quotient, which is rounded: for 10 // 0.1 that is 100.0, and 99.0 in Python."""
+    return all_wanted(_FLOOR_DIVISIONS, divide)
+
+
+def divided_as_known(one: Any, other: Any) -> Any:
+    """`one // other` of what they are in this trace, which is fixed by that."""
+    return as_known(one) // as_known(other)
+
+
+def as_known(number: Any) -> Any:
+    """What a symbolic number is in this trace, which fixes it; another number as it is."""
+    kind = {torch.SymFloat: float, torch.SymInt: int}.get(type(number))
+    return number if kind is None else kind(number)
+
+
+def _floor_division(divide_of: Callable[[Any, Any, Any], Any]) -> Callable[..., Callable[[Any, Any], Any]]:
+    def make(original: Callable[[Any, Any], Any], wanted: Callable[[], Any]) -> Callable[[Any, Any], Any]:
+        def floordiv(self: Any, other: Any) -> Any:
+            divide = wanted()
+            is_float = isinstance(self, torch.SymFloat) or isinstance(other, (float, torch.SymFloat))
+            if divide is None or not is_float or not isinstance(other, (int, float, torch.SymInt, torch.SymFloat)):
+                return original(self, other)
+            return divide_of(divide, self, other)
+
+        skip_code(floordiv.__code__, with_callees=True)  # Dynamo may be at work in another thread
+        return floordiv
+
+    return make
+
+
+_FLOOR_DIVISIONS = [
+    Shared(owner, name, _floor_division(divide_of))
+    for owner in (torch.SymFloat, torch.SymInt)
+    for name, divide_of in (
+        ("__floordiv__", lambda divide, self, other: divide(self, other)),
+        ("__rfloordiv__", lambda divide, self, other: divide(other, self)),
+    )
+]
+
+
+def unlogged() -> contextlib.AbstractContextManager[None]:
+    """For a block in this thread, torch logs nothing of what is computed with symbolic numbers: it would ask for the levels of
+    loggers, which are none of the program's reads."""
+    return _LOG.wanted()
+
+
+class _LogOfOthers:
+    """Torch's log of what is computed with symbolic numbers, of other threads alone."""
+
+    def __init__(self, log: Any, is_wanted: Callable[[], bool]) -> None:
+        self._log, self._is_wanted = log, is_wanted
+
+    def debug(self, *message: Any) -> None:
+        if not self._is_wanted():
+            self._log.debug(*message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+_LOG = Shared("torch.fx.experimental.sym_node", "sym_node_log", _LogOfOthers)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,12 @@ def has_strides(tensor: torch.Tensor) -> bool:
         return tensor.layout is torch.strided and not tensor.is_nested and is_initialised(tensor)
 
 
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a strided tensor of the user's, whose class is not asked."""
+    with DisableTorchFunctionSubclass():
+        return TensorSpec.of(tensor)
+
+
 def unusual(tensor: torch.Tensor) -> str | None:
     """What makes a tensor more than memory, shape and stride; None for a plain one."""
     if tensor.layout is not torch.strided:

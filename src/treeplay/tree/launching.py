@@ -4,7 +4,7 @@ conditions ─▶ launch ─▶ slots, results
     │            │           └ effects have happened: the rest of the call function is run once more
     │            ├ its operators had begun ─ they write nothing ─▶ the program as it is: it raises too, or the error was ours
     │            │                          └ they write ─▶ raised: eager, too, would have stopped half-way
-    └────────────┴ nothing has run: the program as it is
+    └────────────┴ nothing has run: the program as it is; so it is where a number cannot be computed
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from types import FrameType
 from typing import Any
 
-from treeplay.errors import DidNotPass, ProgramRaised, RanOtherwise, Refusal, TakenBack, UsageError
+from treeplay.errors import DidNotPass, NoNumber, ProgramRaised, RanOtherwise, Refusal, TakenBack, UsageError
 from treeplay.observe.lines import TORCH, is_users
 from treeplay.sandbox.boundary import internal
 from treeplay.trace.call import Call
@@ -64,8 +64,10 @@ def _reached_by_capture(names: Sequence[str]) -> Reached:
 def answer_raised(answers: Answers, entry: Entry, recording: Recording, error: Exception, call: Call) -> Any:
     """What is left to do for a call whose replay raised: once it has had its effects, nothing has them again."""
     cache = answers.cache
+    cause = error.__cause__ if isinstance(error, TakenBack) and isinstance(error.__cause__, Exception) else error
+    if isinstance(cause, NoNumber):  # eager raises there, or handles it, or computes with NumPy, which raises nothing
+        return answers.eagerly(entry, call, REPLAYING)
     if isinstance(error, TakenBack):
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         if isinstance(cause, Refusal):
             cache.drop(entry, recording)
             return answers.refused(entry, cause, call)

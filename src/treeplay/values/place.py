@@ -62,7 +62,7 @@ class Place:
                 return None
             keys.append((step.how, key))
             step = step.parent
-        return step.label, *keys
+        return (step.label if step.key is None else (step.label, step.key)), *keys
 
     def _position(self) -> NthKey | None:
         """Which of a dictionary's keys this one is."""
@@ -72,7 +72,8 @@ class Place:
 
     def _entry(self) -> tuple[How, int, Any]:
         # Keys by their values only where nobody can have redefined what is equal.
-        return self.how, id(self.holder), self.key if type(self.key) in (int, str) else id(self.key)
+        key = None if self.how is How.ROOT else self.key
+        return self.how, id(self.holder), key if type(key) in (int, str) else id(key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Place) and self._entry() == other._entry()
@@ -178,9 +179,9 @@ class Place:
 Trail = tuple[Any, ...]
 
 
-def root(value: Any, label: str) -> Place:
-    """A place that is a constant of the program."""
-    return Place(How.ROOT, value, None, None, label)
+def root(value: Any, label: str, *, nth: int = 0) -> Place:
+    """A place that is a constant of the program; the `nth` with this label."""
+    return Place(How.ROOT, value, nth or None, None, label)
 
 
 def _is_plain(key: Any) -> bool:

@@ -19,6 +19,7 @@ from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import is_exactly
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.facts import BY_NAME, base_among
+from treeplay.torch_seam.tensors import spec_of
 from treeplay.trace.call import Call
 from treeplay.trace.training.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
@@ -71,7 +72,7 @@ class Fits(Condition):
         if not isinstance(found, torch.Tensor):
             told = type(found).__name__ if isinstance(self.of, Argument) else shown(found)
             return Mismatch(self.name, str(self.spec), told)
-        spec = TensorSpec.of(found)
+        spec = spec_of(found)
         if not self.spec.takes(spec):
             return Mismatch(self.name, str(self.spec), f"{spec} ({spec.difference(self.spec)})")
         if self.cls is None or type(found) is self.cls:

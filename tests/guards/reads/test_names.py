@@ -13,6 +13,7 @@ from treeplay.guards.reads.names import (
     asks_its_own,
     computes_names,
     globals_in,
+    globals_within,
     goes_behind,
     imports_in,
     inner_code,
@@ -70,6 +71,12 @@ def test_globals_are_told_from_attributes_imports_and_locals(text: str, expected
 def test_names_of_a_class_body_count_where_it_runs() -> None:
     inner = next(c for c in code_of("class A:\n    b = c").co_consts if isinstance(c, CodeType))
     assert globals_in(inner) >= {"c"}
+
+
+def test_globals_of_functions_inside_count_and_attributes_do_not() -> None:
+    code = code_of("def outer():\n    def inner():\n        y.a = b\n        return c.d()\n    return inner")
+    (outer,) = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    assert globals_within(outer) == {"y", "b", "c"}
 
 
 def test_imports_are_named_with_their_packages() -> None:

@@ -25,7 +25,7 @@ from treeplay.torch_seam import flags
 from treeplay.torch_seam.context import TracingContext, tracing
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.sizes import SymbolicSizes, shown_as_numbers
-from treeplay.torch_seam.symbols import example_of, numpy_asks
+from treeplay.torch_seam.symbols import divided_as_known, example_of, floats_divided, numpy_asks
 from treeplay.trace.any_size import Changing, check_passed, check_same_operators, for_any_size, meets_numpy, refusal
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, takes_large_layers
@@ -83,6 +83,7 @@ def trace_for_any_size(
         stack.enter_context(shown_as_numbers())
         stack.enter_context(rerun.ready(is_exact=takes_large_layers(log)))
         stack.enter_context(numpy_asks(meets_numpy))  # with the turn, as in any other trace
+        stack.enter_context(floats_divided(divided_as_known))
         fakes = [
             sizes.fake_of(tensor, f"t{at}", _changing(item, changing))
             for at, (item, tensor) in enumerate(zip(plain.inputs, tensors, strict=True))

@@ -235,6 +235,12 @@ def inner_code(code: CodeType) -> Iterator[CodeType]:
 
 
 @lru_cache(maxsize=4096)
+def globals_within(code: CodeType) -> frozenset[str]:
+    """Names that `code`, or a function it defines, may look up, assign or delete among its globals and the builtins."""
+    return _and_within(globals_within, code, globals_in(code))
+
+
+@lru_cache(maxsize=4096)
 def names_within(code: CodeType) -> frozenset[str]:
     """Every global, attribute and method name in `code` and in the functions it defines."""
     return _and_within(names_within, code, code.co_names)

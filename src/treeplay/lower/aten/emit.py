@@ -29,14 +29,14 @@ import torch.fx
 
 from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import note_writes
-from treeplay.errors import LoweringError
+from treeplay.errors import LoweringError, NoNumber
 from treeplay.lower.aten.into_arena import IntoArena
 from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, keeps_for_backward, told_inputs
-from treeplay.lower.numbers import scalar_nodes
+from treeplay.lower.numbers import NOT_COMPUTED, known_before, scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.schemas import COPIES, EMPTY, aten
 from treeplay.torch_seam.tensors import empty_strided_host
@@ -71,8 +71,9 @@ class GraphEmitter:
         ended = endings(self.graph, self.layout)
         with self.text.block("def replay(tensors, numbers):"), self._head(numbers):
             for node in self.graph.nodes:
-                if node in numbers and node.op != "placeholder":
-                    self.numbers.write(node)
+                if node in numbers:
+                    if node not in self.text.env:
+                        self.numbers.write(node)
                 elif node.op == "call_function":
                     self._write_tensors(node)
                 elif node.op == "output":
@@ -87,11 +88,23 @@ class GraphEmitter:
         placeholders = self.graph.find_nodes(op="placeholder")
         for title, wanted in (("tensors", False), ("numbers", True)):
             self.text.unpack([self._input(node) for node in placeholders if (node in numbers) is wanted], title)
+        self._write_known(known_before(self.graph, numbers))
         written = [node.name for node in told_inputs(self.graph, self.layout)]
         if written:
             note_writes(self.text, written)
         guard = self.text.name(ExcludeKeys, "without")
         return self.text.block(f"with {guard}({self.text.name(keys_above_operators(), 'keys')}):")
+
+    def _write_known(self, known: list[Node]) -> None:
+        """Compute the numbers that are known before anything is written: one that Python cannot compute ends the call here."""
+        computed = [node for node in known if node.op != "placeholder"]
+        if not computed:
+            return
+        with self.text.block("try:"):
+            for node in computed:
+                self.numbers.write(node)
+        with self.text.block(f"except {self.text.name(NOT_COMPUTED, 'NOT_COMPUTED')} as error:"):
+            self.text.add(f"raise {self.text.name(NoNumber, 'NoNumber')} from error")
 
     def _input(self, node: Node) -> str:
         if "spec" not in node.meta:

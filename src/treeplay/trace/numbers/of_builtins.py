@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 from treeplay.observe.lines import OURS, TORCH
 from treeplay.torch_seam.dynamo import skip_code
 from treeplay.torch_seam.patched import Shared, all_wanted, without_stand_in
-from treeplay.torch_seam.symbols import classes_asked, integers_rounded, numpy_asks
+from treeplay.torch_seam.symbols import (
+    as_known,
+    classes_asked,
+    divided_as_known,
+    floats_divided,
+    integers_rounded,
+    numpy_asks,
+    unlogged,
+)
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
 from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
 from treeplay.trace.survey.found import Survey
@@ -22,6 +31,19 @@ def rounded(number: Any, ndigits: Any = None) -> Any:
     """What `round` gives of a symbolic integer; what torch has it give, if it is none of ours."""
     scalar = scalar_of(number)
     return number if scalar is None else symbolic(scalar.round(ndigits))
+
+
+def divided(one: Any, other: Any) -> Any:
+    """`one // other`, of which one is symbolic, as Python computes it."""
+    of = [scalar_of(number) for number in (one, other)]
+    mine = of[0] or of[1]
+    if mine is None:
+        return divided_as_known(one, other)
+    first, second = (
+        mine.fixed(as_known(number)) if scalar is None else scalar
+        for number, scalar in zip((one, other), of, strict=True)
+    )
+    return symbolic(first.computed(operator.floordiv, second))
 
 
 def class_for(number: Any, code: CodeType) -> type | None:
@@ -63,6 +85,8 @@ def numbers_answer(found: Survey, *, has_any: bool) -> Iterator[None]:
         numpy_asks(meet_numpys),
         classes_asked(class_for),
         integers_rounded(rounded),
+        floats_divided(divided),
+        unlogged(),
         all_wanted(in_math),
     ):
         yield

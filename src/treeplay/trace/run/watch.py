@@ -42,6 +42,7 @@ _READS = {
         "untyped_storage",
         "storage",
         "__dlpack__",
+        "__dlpack_device__",
         "__reduce_ex__",
         "__deepcopy__",
         "share_memory_",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.torch_seam.tensors import storage_of
+from treeplay.torch_seam.tensors import spec_of, storage_of
 from treeplay.trace.call import Call
 from treeplay.trace.run.tape import InputSeen
 from treeplay.trace.signature.guarded import attributes_of_arguments
@@ -35,7 +35,6 @@ from treeplay.values.signature import (
     Write,
     values_in,
 )
-from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
 
 _CONTAINERS = (dict, list, tuple)
@@ -105,7 +104,7 @@ def name_and_source(places: Sequence[Place], names: Sequence[str]) -> tuple[str,
 
 def _input(seen: InputSeen, index: int, names: list[str], run: TracedRun) -> Input:
     tensor = seen.tensor
-    spec = TensorSpec.of(tensor)
+    spec = spec_of(tensor)
     mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
     is_told = not mutated or storage_of(seen.value.fake) in run.tracer.tape.told
     if seen.is_constant:
@@ -126,7 +125,7 @@ def leaves_of_call(call: Call) -> tuple[Any, ...]:
         elif first.setdefault(id(leaf), index) != index:
             leaves.append(Alias(first[id(leaf)]))
         else:
-            leaves.append(TensorSpec.of(leaf))
+            leaves.append(spec_of(leaf))
     return tuple(leaves)
 
 

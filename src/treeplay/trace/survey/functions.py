@@ -17,6 +17,7 @@ import torch
 
 from treeplay.guards.reads.names import (
     NAMESPACES,
+    globals_within,
     imports_in,
     inner_code,
     names_within,
@@ -27,7 +28,7 @@ from treeplay.observe.lines import is_own_or_text, is_users_or_text
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, Names, is_of_library
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import is_a
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import How, Place
 
 # Special methods are called without being named, but for those that make, copy and remove objects.
 _MAKES = frozenset({"__init__", "__new__"})
@@ -50,10 +51,10 @@ class SurveyedFunctions:
         """Follow a Python function."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._walk.enter(cell, root(cell, name), ALWAYS)
+            self._walk.enter(cell, self._walk.root(cell, name), ALWAYS)
         for label in ("__defaults__", "__kwdefaults__"):
             defaults = getattr(function, label) or ()
-            self._walk.enter(defaults, root(defaults, f"{place}.{label}"), ALWAYS)
+            self._walk.enter(defaults, self._walk.root(defaults, f"{place}.{label}"), ALWAYS)
         if is_users_or_text(code.co_filename):
             self._walk.names.read(function)
             self._own_attributes(function, place)
@@ -71,8 +72,8 @@ class SurveyedFunctions:
     def method(self, method: MethodType, place: Place, needs: Names) -> None:
         """Follow a bound method."""
         owner = method.__self__
-        self._walk.enter(owner, root(owner, "self"), needs)
-        self._walk.enter(method.__func__, root(method.__func__, str(place)), needs)
+        self._walk.enter(owner, self._walk.root(owner, "self"), needs)
+        self._walk.enter(method.__func__, self._walk.root(method.__func__, str(place)), needs)
         self.methods(type(owner), method.__func__.__name__)
 
     def bound(self, method: MethodWrapperType, place: Place, needs: Names) -> None:
@@ -83,14 +84,16 @@ class SurveyedFunctions:
         """Follow a partial and its arguments."""
         self._own_attributes(partial, place)
         for label in ("func", "args", "keywords"):
-            self._walk.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
+            self._walk.enter(
+                getattr(partial, label), self._walk.root(getattr(partial, label), f"{place}.{label}"), needs
+            )
 
     def methods(self, cls: type, entry: str) -> None:
         """Note the names that a class's entry method, and what it calls on itself, read; enter the user's functions."""
         for method in methods_used(cls, entry):
             self._walk.names.read(method)
             if is_users_or_text(method.__code__.co_filename):
-                self._walk.enter(method, root(method, method.__qualname__), ALWAYS)
+                self._walk.enter(method, self._walk.root(method, method.__qualname__), ALWAYS)
 
     def enter_named_methods(self) -> None:
         """Enter the methods of the user's own classes that code met so far names, or that Python calls by itself."""
@@ -99,20 +102,22 @@ class SurveyedFunctions:
         for cls in self._walk.classes:
             found: list[type] = type.__subclasses__(cls) if "__subclasses__" in names else []
             for derived in found:
-                self._walk.enter(derived, root(derived, derived.__qualname__), ALWAYS)
+                self._walk.enter(derived, self._walk.root(derived, derived.__qualname__), ALWAYS)
             for name, entry in vars(cls).items():
                 is_special = name.startswith("__") and name.endswith("__") and name not in _COPIES
                 is_called = is_special and (name not in _MAKES or makes_any or cls in self._walk.named)
                 is_called |= name in _BY_APPLY and issubclass(cls, torch.autograd.Function)
                 method = _function_of(entry)
                 if method is not None and (name in names or is_called):
-                    self._walk.enter(method, root(method, method.__qualname__), ALWAYS)
+                    self._walk.enter(method, self._walk.root(method, method.__qualname__), ALWAYS)
                     cache = getattr(entry, "__func__", entry)
                     if is_a(cache, functools._lru_cache_wrapper):  # by itself too, for what it has given
-                        self._walk.enter(cache, root(cache, method.__qualname__), ALWAYS)
+                        self._walk.enter(cache, self._walk.root(cache, method.__qualname__), ALWAYS)
                     if method is entry and (cls, name) not in self._methods:
                         self._methods.add((cls, name))
-                        place = root(cls, cls.__qualname__).child(How.ATTRIBUTE, cls, name, method.__qualname__)
+                        place = self._walk.root(cls, cls.__qualname__).child(
+                            How.ATTRIBUTE, cls, name, method.__qualname__
+                        )
                         self._walk.candidates.append((ALWAYS, place, entry))
 
     def _own_attributes(self, function: FunctionType | functools.partial[Any], place: Place) -> None:
@@ -120,7 +125,7 @@ class SurveyedFunctions:
         if table:
             self._walk.keep(vars(function), place)
         for name, value in table.items():
-            here = root(function, str(place)).child(How.ITEM, vars(function), name, f"{place}.{name}")
+            here = self._walk.root(function, str(place)).child(How.ITEM, vars(function), name, f"{place}.{name}")
             self._walk.enter(value, here, frozenset({name}))
 
     def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
@@ -128,7 +133,10 @@ class SurveyedFunctions:
         if not _GIVE_A_NAMESPACE.isdisjoint(names):  # `globals()["total"] += 1`
             spelled = frozenset(text for text in strings_within(code) if text.isidentifier())
             names, stored = names | spelled, stored | spelled
-        place = root(table, prefix.rstrip(".") or "globals")
+        elif not prefix:  # its own globals, of which no attribute is one
+            names = globals_within(code)
+            stored &= names
+        place = self._walk.root(table, prefix.rstrip(".") or "globals")
         whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
         for name in sorted(names & (table.keys() | stored)):
             if name[0] == "@":  # how pytest names itself in a rewritten `assert`, to tell of one that failed

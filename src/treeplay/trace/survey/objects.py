@@ -26,7 +26,7 @@ from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_lib
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
 from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, module_of, slots_of, table_of
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import How, Place
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
 _ENTERED = (
@@ -66,7 +66,7 @@ class SurveyedObjects:
                 walk.enter(value, place.child(How.ITEM, values, name, f"{place}.{name}"), needed)
         for table in MODULE_HOOKS:
             for hook in module.__dict__[table].values():
-                walk.enter(hook, root(hook, f"a hook of {place}"), whose)
+                walk.enter(hook, walk.root(hook, f"a hook of {place}"), whose)
         self._functions.methods(type(module), "forward")
         if whose is ALWAYS:  # it may be given another one, as may its class
             forward = place.child(How.ATTRIBUTE, module, "forward", f"{place}.forward")
@@ -94,7 +94,7 @@ class SurveyedObjects:
             self._of_class(optimizer, place)
         for name in OPTIMIZER_HOOKS:
             for hook in table.get(name, {}).values():
-                walk.enter(hook, root(hook, f"a hook of {place}"), needs)
+                walk.enter(hook, walk.root(hook, f"a hook of {place}"), needs)
 
     def scaler(self, scaler: Any, place: Place, needs: Names) -> None:
         """Follow a gradient scaler."""
@@ -139,7 +139,7 @@ class SurveyedObjects:
     def _containers(self, value: Any, place: Place) -> None:
         """Of an object of the standard library's the containers alone, which a trace puts back."""
         for name, entry in dict.copy(table_of(value) or {}).items():
-            here = root(entry, f"{place}.{name}")
+            here = self._walk.root(entry, f"{place}.{name}")
             for found in (entry, *dict.values(entry)) if is_a(entry, dict) else (entry,):
                 if is_a(found, (dict, list, set, collections.deque)):
                     self._walk.keep_sealed(found, here)
@@ -158,9 +158,9 @@ class SurveyedObjects:
         """Descriptors, what decorators made of methods, and the metaclass, where these are of the user's classes."""
         for name, value in vars(cls).items():
             if not is_a(value, type) and is_users_class(type(value)):
-                self._walk.enter(value, root(value, f"{place}.{name}"), ALWAYS)
+                self._walk.enter(value, self._walk.root(value, f"{place}.{name}"), ALWAYS)
         if is_users_class(type(cls)):
-            self._walk.enter(type(cls), root(type(cls), type(cls).__qualname__), ALWAYS)
+            self._walk.enter(type(cls), self._walk.root(type(cls), type(cls).__qualname__), ALWAYS)
 
     def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
         table = table_of(value)
@@ -186,13 +186,13 @@ class SurveyedObjects:
         hidden = set(table_of(value) or ())  # by what is nearer
         for cls in type(value).__mro__:
             if is_users_class(cls):
-                self._walk.enter(cls, root(cls, cls.__qualname__), ALWAYS)
+                self._walk.enter(cls, self._walk.root(cls, cls.__qualname__), ALWAYS)
                 for name, entry in _data_of(cls):
                     if is_a(entry, PLAIN) and name not in hidden:
                         here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                         self._walk.enter(entry, here, origin(cls) | {name})
             elif issubclass(cls, enum.Enum):
-                self._walk.enter(cls, root(cls, cls.__qualname__), ALWAYS)
+                self._walk.enter(cls, self._walk.root(cls, cls.__qualname__), ALWAYS)
             hidden |= vars(cls).keys()
 
 

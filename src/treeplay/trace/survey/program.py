@@ -45,7 +45,7 @@ from treeplay.trace.survey.names import ALWAYS, Names
 from treeplay.trace.survey.objects import SurveyedObjects
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import PLAIN, is_a, items, table_of
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import How, Place
 
 _LEAD_ELSEWHERE = (
     ModuleType,
@@ -62,10 +62,10 @@ def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
     """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
     walk = SurveyWalk()
     with DisableTorchFunctionSubclass():  # a tensor's class is not asked either
-        walk.enter(program, root(program, "program"), ALWAYS)
+        walk.enter(program, walk.root(program, "program"), ALWAYS)
         for index, value in enumerate(extra):
             if id(value) not in walk.seen:
-                walk.enter(value, root(value, f"{type(value).__name__}#{index}"), ALWAYS)
+                walk.enter(value, walk.root(value, f"{type(value).__name__}#{index}"), ALWAYS)
         return _Surveyor(walk).run()
 
 
@@ -75,7 +75,7 @@ def survey_late(module: dict[str, Any], name: str, known: Set[int], keys: Iterab
     walk, value = SurveyWalk(), module.get(name)
     if id(value) in known or is_a(value, (*PLAIN, *_LEAD_ELSEWHERE)):
         return walk.found
-    owner = root(module, str(module.get("__name__", "module")))
+    owner = walk.root(module, str(module.get("__name__", "module")))
     place = owner.child(How.ITEM, module, name, f"{owner}.{name}")
     if value is sys.modules:  # where whatever is imported appears, by the program's doing or not
         places = (place.child(How.ITEM, value, key, f"{place}[{key!r}]") for key in keys)
@@ -163,7 +163,7 @@ def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> Non
     else:
         # What is in a set has no place that can be read again: only whole objects in it are followed.
         for value in items(values):
-            walk.enter(value, root(value, f"an item of {place}"), needs)
+            walk.enter(value, walk.root(value, f"an item of {place}"), needs)
 
 
 def _proxy(walk: SurveyWalk, proxy: Any, place: Place, needs: Names) -> None:
@@ -173,7 +173,7 @@ def _proxy(walk: SurveyWalk, proxy: Any, place: Place, needs: Names) -> None:
 def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -> None:
     method = reference()
     if is_a(method, MethodType):  # whose owner is kept alive by others, and is found there
-        walk.enter(method.__func__, root(method.__func__, str(place)), needs)
+        walk.enter(method.__func__, walk.root(method.__func__, str(place)), needs)
 
 
 def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None:
@@ -182,7 +182,7 @@ def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()
-        here = root(value, f"a result of {place}")
+        here = walk.root(value, f"a result of {place}")
         if is_a(value, (dict, list, set, collections.deque)):
             walk.keep_sealed(value, here)
         if not is_a(value, (dict, list, tuple, set, frozenset, collections.deque)):
@@ -194,7 +194,7 @@ def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None
 
 def _view(walk: SurveyWalk, view: Any, place: Place, needs: Names) -> None:
     for values in gc.get_referents(view):
-        walk.enter(values, root(values, str(place)), needs)
+        walk.enter(values, walk.root(values, str(place)), needs)
 
 
 def _nothing(_: Any, __: Place, ___: Names) -> None:

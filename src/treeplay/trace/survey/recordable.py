@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import find_given
@@ -22,7 +23,8 @@ from treeplay.values.structure import as_written, classes_in, paths
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
     objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
-    return survey(program, [*objects, *classes_in(call.structure)])
+    of_tensors = [type(leaf) for leaf in call.leaves if is_a(leaf, torch.Tensor)]  # whose code operators run
+    return survey(program, [*objects, *classes_in(call.structure), *of_tensors])
 
 
 def plain_values_of(program: Callable[..., Any], call: Call) -> dict[Trail | int, Any]:
@@ -36,9 +38,10 @@ def plain_values_of(program: Callable[..., Any], call: Call) -> dict[Trail | int
 
 def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
     """What a recording can depend on, arguments included; raises `Refusal` where that cannot be followed."""
-    _check_strided(program, call)
-    found = survey_call(program, call)
-    _find_arguments(found, call)
+    with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
+        _check_strided(program, call)
+        found = survey_call(program, call)
+        _find_arguments(found, call)
     find_given(found, call.args, call.kwargs, call.structure)
     _check_complete(program, found)
     _check_iterators(program, found)

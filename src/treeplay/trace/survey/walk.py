@@ -40,6 +40,13 @@ class SurveyWalk:
         self.classes: list[type] = []  # the user's own
         self.named: set[type] = set()  # classes that code names, and so may make instances of
         self._waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
+        self._roots: dict[str, dict[int, Place]] = collections.defaultdict(dict)
+
+    def root(self, value: Any, label: str) -> Place:
+        """A place that is a constant of the program. Several may have one label, as cells of closures of one function: they
+        are told apart by the order in which they are met, which is the same in each survey."""
+        alike = self._roots[label]
+        return alike.setdefault(id(value), root(value, label, nth=len(alike)))
 
     def enter(self, value: Any, place: Place, needs: Names) -> None:
         """Follow `value`, which is at `place`."""
@@ -52,9 +59,9 @@ class SurveyWalk:
         if is_a(value, torch.Generator) and place.how is not How.ROOT:
             self.found.generator_places.append((place, value))
         elif is_a(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
-            self.enter(value.__self__, root(value.__self__, str(place)), needs)
+            self.enter(value.__self__, self.root(value.__self__, str(place)), needs)
         elif is_a(value, BuiltinFunctionType) and _is_of_data(value.__self__):
-            self.enter(value.__self__, root(value.__self__, str(place)), needs)  # `find = table.get`
+            self.enter(value.__self__, self.root(value.__self__, str(place)), needs)  # `find = table.get`
         if is_a(value, type):
             if issubclass(value, enum.Enum) and value not in self.classes:
                 self.classes.append(value)  # of which nothing but its methods counts
@@ -114,6 +121,8 @@ class SurveyWalk:
         places.append(place)
         if len(places) == 1:
             self.found.kept.append(tensor)
+            if is_users_class(cls := type(tensor)):  # whose code operators run
+                self.enter(cls, self.root(cls, cls.__qualname__), ALWAYS)
             if place.how is not How.ARGUMENT:  # in its place stands another tensor while the program is traced
                 self.keep_sealed(vars(tensor), place)
             for name, value in vars(tensor).items():
@@ -124,7 +133,7 @@ class SurveyWalk:
                     self.keep_sealed(value, here)
             for table in TENSOR_HOOKS:  # which a backward of the program runs
                 for hook in (getattr(tensor, table, None) or {}).values():
-                    self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)
+                    self.enter(hook, self.root(hook, f"a hook of {place}"), ALWAYS)
             if is_leaf(tensor) and tensor.grad is not None:
                 self._tensor(tensor.grad, place.grad_of(tensor))
 

@@ -12,11 +12,10 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
+from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout, spec_of
 from treeplay.trace.call import Call
 from treeplay.values.kinds import PLAIN, is_a
 from treeplay.values.same import Itself, exact_key
-from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure, as_written, indices_in_objects, paths
 from treeplay.wrap.ambience import Ambience
 
@@ -35,7 +34,7 @@ def make_key(call: Call) -> Key:
     """
     of_objects = indices_in_objects(call.structure)
     leaves = tuple(
-        TensorSpec.of(leaf)
+        spec_of(leaf)
         if _is_strided(leaf)
         else (type(leaf), "any")
         if at in call.numbers
@@ -163,7 +162,7 @@ def describe(call: Call) -> dict[str, str]:
     """The call's arguments by name, as text."""
     parts = {}
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
-        text = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
+        text = str(spec_of(leaf)) if _is_strided(leaf) else _short(leaf)
         parts[_KEYWORD.sub(r"\1", as_written(path))] = text
     return parts
 

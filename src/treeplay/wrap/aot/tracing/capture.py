@@ -15,6 +15,7 @@ from treeplay.observe.lines import failed_call, is_users, location_in, user_loca
 from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.autograd import history
+from treeplay.torch_seam.symbols import divided_as_known, floats_divided
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
 
@@ -148,7 +149,8 @@ def captured(
     with contextlib.ExitStack() as stack:
         try:
             module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names)
-            traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
+            with floats_divided(divided_as_known):
+                traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
         except Refusal:
             raise
         except Exception as error:

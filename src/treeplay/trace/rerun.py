@@ -27,6 +27,7 @@ from treeplay.sandbox.generators import has_company
 from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_of_tracer
+from treeplay.torch_seam.fakes import rules_fail_quietly
 from treeplay.torch_seam.modes import as_eager, is_untraced, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.schemas import leaves_of
@@ -228,7 +229,7 @@ class Rerun:
             self._substitution.is_exact = is_exact
             known = self._found.generators.values()
             self._generators = stack.enter_context(TrackedGenerators(known, is_marking=not has_company()))
-            for around in (dynamo_off(), ProductsAsEager(), autocast_cache_apart()):
+            for around in (dynamo_off(), ProductsAsEager(), autocast_cache_apart(), rules_fail_quietly()):
                 stack.enter_context(around)
             # Not at the end of `__call__`: a backward may run parts of the program again, and needs the others and the mode.
             stack.callback(self._substitution.set, (), ())

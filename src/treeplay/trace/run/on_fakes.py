@@ -78,6 +78,13 @@ class OnFakes:
         with self._tape.fake_mode:
             return laid_out(out, told)
 
+    def leaves_shape(self, func: Any, fake: torch.Tensor, rest: Any) -> bool:
+        """Whether an operator that changes shapes in place would leave that of `fake` as it is."""
+        with self._tape.fake_mode:
+            twin = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+            func(twin, *rest)
+        return twin.shape == fake.shape and twin.stride() == fake.stride()
+
     def _is_enough(self, func: Any, args: Any, kwargs: Any, told: Answer) -> bool:
         """Whether the results follow from what was told, so that torch's rule need not be asked."""
         # Operators over lists are not put to their rules even once: with a model's parameters, these are most of a trace.

@@ -41,6 +41,7 @@ from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_numbe
 from treeplay.trace.numbers.scalars import Scalar, given_number, plain, scalar_of, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
+from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
@@ -56,8 +57,6 @@ aten = torch.ops.aten
 _HOST_READS = frozenset(
     [aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default]
 )
-_DROPOUTS = frozenset(getattr(aten, f"{kind}dropout").default for kind in ("", "feature_", "alpha_", "feature_alpha_"))
-"""Give their argument itself where nothing is dropped, which their schemas do not say."""
 # Operators that may change a shape in place, and may leave it as it is.
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
@@ -120,9 +119,9 @@ class Tracer(TorchDispatchMode):
             raise self.refuse(spoken_name(func), *unfit, where)
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
+        if (out := taken_apart(self, func, args, kwargs)) is not NotImplemented:
+            return out
         args = as_recorded(func, args, self.recurrent.piece)
-        if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
-            return args[0]  # as under inference mode, where they come whole
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
         if is_random(func):
             self._draw(func, (*args, *kwargs.values()), where)
@@ -177,11 +176,7 @@ class Tracer(TorchDispatchMode):
             return True
         if func not in _SHAPES or isinstance(args[0], FakeTensor):
             return False
-        fake = self._value(args[0], func, None).fake
-        with self.tape.fake_mode:
-            twin = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
-            func(twin, *args[1:])
-        return twin.shape == fake.shape and twin.stride() == fake.stride()
+        return self._on_fakes.leaves_shape(func, self._value(args[0], func, None).fake, args[1:])
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
         leaves = leaves_of(list(arguments))

@@ -58,6 +58,7 @@ class TraceTape:
         self.graph = torch.fx.Graph()
         self.inputs: list[InputSeen] = []
         self.log: list[LoggedCall] = []
+        self.host_reads: list[tuple[Any, Any]] = []  # operators that read constants on the host, and what they gave
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
         self.told: set[int] = set()  # those of them of which autograd is told
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from

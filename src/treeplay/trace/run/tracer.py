@@ -270,6 +270,7 @@ class Tracer(TorchDispatchMode):
             # A placeholder: a number without `text` has no value, and raises where Python asks for it.
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         if (known := answer_of_constants(self.tape, func, args)) is not None:
+            self.tape.host_reads.append((func, known))
             return known
         raise self.refuse(
             spoken_name(func).replace("_local_scalar_dense", "item"),

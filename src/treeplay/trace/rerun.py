@@ -24,7 +24,7 @@ from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.generators import has_company
-from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
+from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward, transformed_arguments
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_of_tracer
 from treeplay.torch_seam.fakes import rules_fail_quietly
@@ -178,6 +178,7 @@ class Rerun:
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
                 self._substitution.mode(),
                 autograd_function_arguments(self._substitution.other),
+                transformed_arguments(self._substitution.other),
             ):
                 result = self._program(*args, **kwargs)
             if self._keeps_sizes and any(isinstance(leaf, SYMBOLS) for leaf in flatten(result)[0]):

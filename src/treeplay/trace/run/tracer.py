@@ -48,7 +48,7 @@ from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.of_constants import answer_of_constants
 from treeplay.trace.run.on_fakes import OnFakes
 from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
-from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
+from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed, why_unknown
 from treeplay.trace.training.fused import torchs_own
 from treeplay.values.location import Location
 
@@ -231,13 +231,7 @@ class Tracer(TorchDispatchMode):
             return self.constants.lifted(tensor, where)
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
-        unknown = (
-            spoken_name(func),
-            f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
-            "globals or `self`, so a later change of it could not be noticed",
-            "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
-            where,
-        )
+        unknown = (*why_unknown(func, tensor), where)
         if self.goes_on:
             # Noted and not raised: the trace goes on behind it.
             self.refuse(*unknown)

@@ -549,3 +549,22 @@ def test_a_deep_copy_is_refused_with_what_copies() -> None:
         replayed(torch.ones(2, 3))
         torch.testing.assert_close(model.weight, expected)
     assert replayed.statistics().replays == 3
+
+
+def test_what_torch_keeps_of_parametrized_layers_is_named_where_it_is_kept_around_the_call() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    jitted, inside = jit(layer), jit(lambda x: _cached(layer, x))
+    x = torch.randn(2, 3)
+    with torch.no_grad(), nn.utils.parametrize.cached():
+        jitted(x)
+        with pytest.raises(treeplay.Refusal, match=r"parametrize\.cached: was entered around the call"):
+            jitted(x)
+    with torch.no_grad():
+        for _ in range(3):
+            assert_same(inside(x), _cached(layer, x))
+    assert inside.statistics().replays == 2
+
+
+def _cached(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with nn.utils.parametrize.cached():
+        return layer(x) - layer(x * 2)

@@ -628,3 +628,15 @@ def test_what_the_caller_differentiates_is_interpolated_to_the_bit(mode: str) ->
         expected.square().sum().backward()
         assert_same([found.detach(), mine.grad], [expected.detach(), eager.grad])
     assert jitted.statistics().replays == 2
+
+
+def test_an_operator_may_give_lists_among_its_results() -> None:
+    def run(x: torch.Tensor) -> Any:
+        counts, edges = torch.histogramdd(x, [3, 4], range=[0.0, 1.0, 0.0, 1.0])
+        return counts * 2 - 1, [edge * 3 - 1 for edge in edges]
+
+    jitted = jit(run)
+    for _ in range(3):
+        x = torch.rand(5, 2)
+        assert_same(jitted(x), run(x))
+    assert jitted.statistics().replays == 2

@@ -244,6 +244,17 @@ def test_arguments_of_autograd_functions_are_replaced_for_a_while() -> None:
     assert vars(torch.autograd.Function)["apply"] is original
 
 
+def test_arguments_of_transforms_are_replaced_for_a_while() -> None:
+    leaf, other = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=True)
+    with autograd.transformed_arguments(lambda tensor: other if tensor is leaf else tensor):
+        mapped = torch.func.vmap(lambda x: x * 2)(leaf)
+        differentiated = torch.func.grad(lambda x: (x**3).sum())(leaf)
+    assert mapped.tolist() == [6, 6] and differentiated.tolist() == [27, 27]
+    (mapped - differentiated).sum().backward()
+    assert leaf.grad is None and other.grad is not None
+    assert torch.func.vmap(lambda x: x * 2)(leaf).tolist() == [2, 2]
+
+
 def test_numpy_asks_what_it_makes_of_a_symbolic_number() -> None:
     asked = []
     number = torch.SymFloat(scalars.Scalar(scalars.ScalarWorld(torch.fx.Graph()), text="s0", value=2.0, node=2.0))

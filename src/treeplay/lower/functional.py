@@ -22,7 +22,7 @@ from treeplay.lower.births import call_telling
 from treeplay.lower.in_results import GivenMemory, write_into
 from treeplay.lower.numbers import Numbers
 from treeplay.lower.numbers_together import NumbersTogether, compute
-from treeplay.torch_seam.fakes import new_fake_mode
+from treeplay.torch_seam.fakes import new_fake_mode, rules_fail_quietly
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.numbers.scalar_ops import FORMULAS, by_formula
 from treeplay.values.spec import TensorSpec
@@ -185,7 +185,7 @@ def make_functional(
     """Trace `run` over fakes of `specs` into a functional graph; raises `LoweringError` where torch cannot."""
     # Inductor's cache takes graphs only whose fakes have a shape environment; here it makes no symbols.
     mode = new_fake_mode(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), rules_fail_quietly():
         inputs = [empty_like_spec(spec) for spec in specs]
         functional = torch.func.functionalize(run, remove="mutations")
         try:
@@ -194,9 +194,11 @@ def make_functional(
             RuntimeError,
             NotImplementedError,
             TypeError,
-            SyntaxError,
-        ) as error:  # the last: an operator called `from`
-            raise LoweringError(f"the graph cannot be made functional: {error}") from error
+            AssertionError,  # a rule of torch's that knows less than the operator
+            SyntaxError,  # an operator called `from`
+        ) as error:
+            what, _, _ = str(error).partition("\n\nWhile executing ")  # a node of a graph that is not the user's
+            raise LoweringError(f"the graph cannot be made functional: {what}") from error
     module.graph.eliminate_dead_code()
     module.recompile()
     return module, inputs

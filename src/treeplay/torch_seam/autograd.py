@@ -104,6 +104,25 @@ autograd_function_arguments = Shared(torch.autograd.Function, "apply", _with_arg
 for these."""
 
 
+def _with_wrapped(original: Any, value: Callable[[], Any]) -> Any:
+    def wrap(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        replaced = value()
+        return original(tensor if replaced is None else replaced(tensor), *args, **kwargs)
+
+    return wrap
+
+
+_TRANSFORMS = (
+    Shared("torch._functorch.vmap", "_add_batch_dim", _with_wrapped),
+    Shared("torch._functorch.eager_transforms", "_wrap_for_grad", _with_wrapped),
+)
+
+
+def transformed_arguments(function: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
+    """The same for the tensors that function transforms (`vmap`, `grad`) are called with."""
+    return all_wanted(_TRANSFORMS, function)
+
+
 def _noting_mode(original: Any, value: Callable[[], Any]) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         given = value()

@@ -6,10 +6,12 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -20,6 +22,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor, disable_functi
 from torch.utils._python_dispatch import _disable_current_modes
 
 from treeplay.torch_seam.modes import is_wrapper
+from treeplay.torch_seam.schemas import leaves_of
+
+_is_quiet = ContextVar("rules fail quietly", default=False)
+fake_tensor.log.addFilter(lambda _: not _is_quiet.get())
 
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
@@ -34,6 +40,27 @@ def new_fake_mode(**options: Any) -> FakeTensorMode:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which imports sympy: half a second
 
     return FakeTensorMode(shape_env=ShapeEnv(**options))
+
+
+@contextlib.contextmanager
+def rule_of(mode: FakeTensorMode, args: Any, kwargs: Any) -> Iterator[None]:
+    """The block in which torch's rule for an operator on fakes is asked: an error of the rule comes out, and is not logged as
+    well. What the rule gave before is looked up by the arguments, among which scripted objects cannot be compared."""
+    kept: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if any(isinstance(leaf, torch.ScriptObject) for leaf in leaves_of((args, kwargs))):
+        kept = fake_tensor.disable_fake_tensor_cache(mode)
+    with kept, mode, rules_fail_quietly():
+        yield
+
+
+@contextlib.contextmanager
+def rules_fail_quietly() -> Iterator[None]:
+    """The block, in this thread, in which torch logs no traceback where a rule for operators on fakes raises."""
+    token = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(token)
 
 
 def attributes_given_to(tensor: torch.Tensor) -> list[str]:

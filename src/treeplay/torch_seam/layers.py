@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as _module
+from torch.nn.utils import parametrize
 from torch.optim import optimizer as _optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -22,6 +23,11 @@ OPTIMIZER_OWN = ("_optimizer_", "_zero_grad_", "_warned_")
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 register_call_hook = _module.register_module_forward_pre_hook
+
+
+def is_parametrized_cache(tensor: torch.Tensor) -> bool:
+    """Whether torch keeps a tensor for what is called inside of `parametrize.cached()`."""
+    return any(kept is tensor for kept in parametrize._cache.values())
 
 
 def hooks_made() -> int:

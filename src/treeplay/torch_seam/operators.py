@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -35,6 +36,30 @@ _ABOVE_OPERATORS = (
 def name_of(op: Any) -> str:
     """What an operator is called, without its namespace and its overload; nothing for anything else."""
     return str(op._schema.name).partition("::")[2] if isinstance(op, OpOverload) else ""
+
+
+_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
+_AsCalled: Any = getattr(torch._C, "_RestorePythonTLSSnapshot")  # noqa: B009 - not in torch's stubs
+_CASTS = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
+
+
+@lru_cache(maxsize=4096)
+def is_made_of_others(op: OpOverload, device: str) -> bool:
+    """Whether an operator has no kernel of its own on a type of device, and calls other operators there."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(op.name(), _OTHERS) and not has_kernel(op.name(), device.upper())
+
+
+def by_others(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the operators give that an operator is made of. For code of a dispatch mode: what stands above operators (autocast,
+    lazy conjugates, views that need gradients) sees each of them that has not seen the whole, as it does where no mode is."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    with _AsCalled():  # as it was where the program called the operator
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        for key in _CASTS:
+            excluded = excluded.add(key) if has_kernel(op.name(), key) else excluded
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+            return op._op_dk(_OTHERS, *args, **kwargs)
 
 
 def keys_above_operators() -> Any:

@@ -120,6 +120,12 @@ def returns_memory(op: Any) -> bool:
     return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
 
 
+@lru_cache(maxsize=4096)
+def returns_view(op: OpOverload) -> bool:
+    """Whether an operator may return a view of what it was given, other than what it has written."""
+    return any(item.alias_info is not None and not is_written(item) for item in op._schema.returns)
+
+
 def is_inplace_view(op: Any) -> bool:
     """Whether an operator changes the shape or the memory of the very tensor that it is given."""
     return torch.Tag.inplace_view in op.tags

@@ -18,6 +18,7 @@ from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import LIFTS, is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, result_entry
+from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.layouts import Question, answer, question
 from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.recurrent import asked_of
@@ -52,6 +53,8 @@ class Observer(TorchDispatchMode):
             return func(*args, **kwargs)
         if func in _UNLOGGED or func.namespace == "profiler" or self.log.failure is not None:
             return func(*args, **kwargs)
+        if (out := taken_apart(self, func, args, kwargs)) is not NotImplemented:
+            return out
         try:
             asked, position = self._note(func, args, kwargs)
         except Exception as error:  # the program's effects happen all the same

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import suppress
 
 from treeplay.errors import ProgramRaised
 from treeplay.observe.lines import OURS, failed_call, is_users
 from treeplay.values.refusal import Reason
 
 _ANY = "make the line independent of tensors' values, or keep this program eager"
+_OTHER = "use other operators there, or keep this line outside of the program"
+_OWN_RULE = 'put right what register_fake was given for it, or record without a trace: lower="capture"'
 _WITHOUT_FAKE = 'register one, with the operator\'s register_fake, or record without a trace: lower="capture"'
+_RULE = "_treeplay_rule_of"
+
+
+def of_rule(error: Exception, operator: str) -> None:
+    """Note that an exception comes from torch's rule for an operator on tensors without data."""
+    with suppress(AttributeError):  # of a class without attributes
+        setattr(error, _RULE, operator)
 
 
 def program_raised(error: BaseException, running: str = "running without data") -> ProgramRaised:
     """An exception that came out of a program while it was only looked at."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     file = files[-1] if files else ""
+    op, what, advice = (
+        type(error).__name__,
+        f"{running} raised",
+        _WITHOUT_FAKE if "no fake impl" in str(error) else _ANY,
+    )
+    if rule := getattr(error, _RULE, None):
+        what = f"torch cannot tell the shape of its result without data. It raised {op}"
+        op, advice = rule, _OWN_RULE if "." in rule else _OTHER  # torch's own have no namespace
     reason = Reason(
-        op=type(error).__name__,
-        why=f"{running} raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        advice=_WITHOUT_FAKE if "no fake impl" in str(error) else _ANY,
+        op=op,
+        why=f"{what}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        advice=advice,
         where=failed_call(error.__traceback__).where,
     )
     # What torch does not implement for a kind of tensor, it does not for the program either.

@@ -24,14 +24,14 @@ from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.generators import has_company
-from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
+from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward, transformed_arguments
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_of_tracer
-from treeplay.torch_seam.modes import as_eager, is_untraced, native_layers
+from treeplay.torch_seam.fakes import rules_fail_quietly
+from treeplay.torch_seam.modes import as_eager, native_layers
 from treeplay.torch_seam.operators import nn_functions
-from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import TensorBase
-from treeplay.trace.asked import answered_as_in_the_trace
+from treeplay.trace.asked import ReadsAsInTheTrace, answered_as_in_the_trace
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.restore.apart import told_apart
@@ -40,6 +40,7 @@ from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.run.products import ProductsAsEager
+from treeplay.trace.saved_only import SavedOnly
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.survey.found import Survey
@@ -57,10 +58,6 @@ _DATA = _ATTRIBUTES["data"].__get__
 _LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
 """Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
-_ASKED = frozenset(
-    ["__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"]
-)
-"""What a backward may ask of any tensor: none of them computes."""
 
 
 class Substitution:
@@ -132,26 +129,6 @@ class _SubstitutionMode(TorchFunctionMode):
         return self._substitution.own(result)
 
 
-class _SavedOnly(TorchFunctionMode):
-    """A backward computes with what was saved for it. Nothing stands in for other tensors, which may change before it runs."""
-
-    def __init__(self, refuse: Callable[[str, str, str], Refusal]) -> None:
-        super().__init__()
-        self._refuse = refuse
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name not in _ASKED and any(map(is_untraced, leaves_of((args, kwargs)))):
-            raise self._refuse(
-                name,
-                "computes, in a backward that the caller runs, with a tensor that is not saved for it",
-                "pass the tensor to the function's apply() and keep it by ctx.save_for_backward(...); or call backward inside "
-                "of the program",
-            )
-        return func(*args, **kwargs)
-
-
 class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
@@ -192,13 +169,16 @@ class Rerun:
         found = over(self._found, args, kwargs, self._call.structure)
         snapshot = Snapshot(found, self._call.tensors)
         flat = TensorNumbers(found, self._refuse, lambda tensor: None)
+        reads = self._signature.host_reads
         try:
             with (
+                ReadsAsInTheTrace(reads) if reads else contextlib.nullcontext(),
                 mode_in_backward(self._substitution.mode()),
                 # Noted by the first run that has other threads beside it; later runs read and store the same.
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
                 self._substitution.mode(),
                 autograd_function_arguments(self._substitution.other),
+                transformed_arguments(self._substitution.other),
             ):
                 result = self._program(*args, **kwargs)
             if self._keeps_sizes and any(isinstance(leaf, SYMBOLS) for leaf in flatten(result)[0]):
@@ -228,13 +208,13 @@ class Rerun:
             self._substitution.is_exact = is_exact
             known = self._found.generators.values()
             self._generators = stack.enter_context(TrackedGenerators(known, is_marking=not has_company()))
-            for around in (dynamo_off(), ProductsAsEager(), autocast_cache_apart()):
+            for around in (dynamo_off(), ProductsAsEager(), autocast_cache_apart(), rules_fail_quietly()):
                 stack.enter_context(around)
             # Not at the end of `__call__`: a backward may run parts of the program again, and needs the others and the mode.
             stack.callback(self._substitution.set, (), ())
             stack.enter_context(answered_as_in_the_trace(self._substitution.is_input))
             stack.enter_context(self._substitution.mode())
-            stack.enter_context(mode_in_backward(_SavedOnly(self._refuse)))  # which the caller will run
+            stack.enter_context(mode_in_backward(SavedOnly(self._refuse)))  # which the caller will run
             yield
 
     def repeated(

@@ -254,6 +254,7 @@ class Signature:
     facts: tuple[
         AskedFact, ...
     ] = ()  # that the program asked, and that other tensors of these specs may answer otherwise
+    host_reads: tuple[tuple[Any, Any], ...] = ()  # operators that read constants on the host, and what they gave
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

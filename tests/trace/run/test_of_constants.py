@@ -68,3 +68,34 @@ def test_a_constant_of_a_number_that_changes_is_another_one() -> None:
     for first in (1, 1, 1, 2, 2, 2):
         held.first = first
         assert_same(jitted(torch.ones(2)), program(torch.ones(2)))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_made_of_constants_may_be_read_where_the_caller_differentiates(name: str) -> None:
+    weight = torch.randn(2, 2, requires_grad=True)
+    program = READ[name]
+    jitted = jit(lambda x: program(x * weight))
+    for _ in range(3):
+        x, found = torch.randn(2, 2), []
+        for run in (jitted, lambda x: program(x * weight)):
+            weight.grad = None
+            run(x).sum().backward()
+            found.append(weight.grad)
+        assert_same(*found)
+    assert jitted.statistics().replays == 2
+
+
+def test_a_decoder_finds_out_whether_its_mask_is_causal() -> None:
+    layer = torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    decoder = torch.nn.TransformerDecoder(layer, 1)
+
+    def program(x: Tensor, memory: Tensor) -> Tensor:
+        return decoder(x, memory, tgt_mask=torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1]))
+
+    jitted = jit(program)
+    for _ in range(3):
+        x, memory = torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+        found = jitted(x, memory)
+        found.sum().backward()
+        assert_same(found.detach(), program(x, memory).detach())
+    assert jitted.statistics().replays == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -141,6 +142,101 @@ def test_a_view_is_as_torch_makes_it_where_its_first_dimension_is_one() -> None:
     graph = _traced(program, x)
     node = next(node for node in graph.nodes if node.target is aten.view.default)
     assert node.meta["spec"].stride == x[:, 1:].transpose(1, 2).view(1, 6, 2, 2).stride()
+
+
+@pytest.mark.parametrize(
+    ("draw", "args"), [("exponential_", (2.0,)), ("geometric_", (0.3,)), ("cauchy_", ()), ("log_normal_", ())]
+)
+def test_noise_is_drawn_from_a_generator_that_torchs_rules_do_not_take(draw: str, args: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x / getattr(torch.empty_like(x), draw)(*args, generator=generator) - 1
+
+    jitted = jit(program)
+    for _ in range(4):
+        before = generator.get_state()
+        x = torch.randn(5)
+        found = jitted(x)
+        after = generator.get_state()
+        generator.set_state(before)
+        assert_same(found, program(x))
+        assert torch.equal(after, generator.get_state())
+    assert jitted.statistics().replays == 3
+
+
+@pytest.fixture
+def rule_of_sin_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with torch's rule for `grouped_mm`, which wants bfloat16 where the operator itself does not."""
+    ask = on_fakes.run_on_fakes
+
+    def run_on_fakes(tape: Any, func: Any, *rest: Any) -> Any:
+        if func is aten.sin.default:
+            raise RuntimeError("Expected inputs of BF16 type")
+        return ask(tape, func, *rest)
+
+    monkeypatch.setattr(on_fakes, "run_on_fakes", run_on_fakes)
+
+
+def test_what_a_rule_is_too_strict_for_lies_as_in_the_first_run(rule_of_sin_raises: None) -> None:
+    Twins(lambda scale: lambda x: torch.sin(x.t() - scale) * 2, torch.randn(1)).calls(4, lambda: (torch.randn(3, 4),))
+    graph = _traced(lambda x: torch.sin(x.t()), torch.randn(3, 4))
+    assert next(node for node in graph.nodes if node.target is aten.sin.default).meta["spec"].stride == (1, 4)
+
+
+def test_a_rule_that_raises_is_named_where_the_first_run_had_no_such_call(rule_of_sin_raises: None) -> None:
+    seen = [0]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        seen[0] += 1
+        return x - 1 if seen[0] == 1 else torch.sin(x)
+
+    x = torch.randn(4)
+    _, log = observe(program, call_of(x))
+    with pytest.raises(
+        Refusal, match=r"sin: torch cannot tell the shape of its result without data\. .*BF16"
+    ) as caught:
+        trace(program, call_of(x), first_run=log)
+    assert caught.value.advice.startswith("use other operators")
+
+
+def test_a_rule_that_raises_is_not_logged_as_well() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.mm(x, x)
+        except RuntimeError:
+            return x * 2 - 1
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    try:
+        jitted = jit(program)
+        for _ in range(3):
+            x = torch.randn(2, 3)
+            assert_same(jitted(x), program(x))
+        assert jitted.statistics().replays == 2 and not lines
+        with FakeTensorMode(), pytest.raises(RuntimeError):
+            torch.mm(torch.empty(2, 3), torch.empty(2, 3))
+        assert lines  # outside of our runs torch says what it always says
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_scripted_objects_among_an_operators_arguments_are_not_compared() -> None:
+    quantize = torch.ao.quantization.quantize_dynamic
+    model = quantize(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).eval(), {nn.Linear}, dtype=torch.qint8)
+    jitted = jit(model)
+    for call in range(6):
+        if call == 3:
+            weight = torch.quantize_per_tensor(torch.randn(6, 6), 0.1, 0, torch.qint8)
+            model[0].set_weight_bias(weight, torch.randn(6))
+        with torch.no_grad():
+            x = torch.randn(2, 6)
+            assert_same(jitted(x), model(x))
+    assert jitted.statistics().replays == 4
 
 
 _VIEWS: tuple[tuple[Any, ...], ...] = (

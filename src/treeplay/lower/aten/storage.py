@@ -108,9 +108,9 @@ def _by_maker(storages: Iterable[Storage]) -> dict[Node, list[Storage]]:
 
 
 def maker_of(node: Node) -> Node:
-    """The node that runs the operator which `node` is a result of."""
-    if node.target is operator.getitem and isinstance(node.args[0], Node):
-        return node.args[0]
+    """The node that runs the operator which `node` is a result of, or is in a list of its results."""
+    while node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
     return node
 
 

@@ -2,6 +2,7 @@
 
     operator ─┬ the first run tells how its results lie, and torch's rule was right before ─▶ they are made so
               └ else ─▶ torch's rule ─▶ laid out as in the first run ─▶ was the rule right?
+                  └ raises, where the operator did not ─▶ they are made so
 
 torch's rules are written in Python. They take a hundred times as long as the operator itself, and for a list of a model's
 parameters a thousand times: most of a trace. Each is asked once in a trace, since it may refuse.
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import (
     PLAIN_VIEWS,
     DataDependentOutputException,
@@ -23,9 +25,11 @@ from treeplay.torch_seam.fakes import (
     UnsupportedOperatorException,
     device_of,
     new_fake,
+    rule_of,
     view_fake,
 )
-from treeplay.torch_seam.schemas import depends_on_data, is_elementwise, is_foreach
+from treeplay.torch_seam.schemas import depends_on_data, is_elementwise, is_foreach, is_random, with_leaves
+from treeplay.trace.raised import of_rule
 from treeplay.trace.run.layouts import Answer, Question, answer, laid_out, numbers_not_asked, question
 from treeplay.trace.run.outgrown import outgrow, outgrown, outs_of
 from treeplay.trace.run.recurrent import asked_of
@@ -56,7 +60,15 @@ class OnFakes:
         if out is not None:
             return out
         outs = outs_of(func, kwargs)
-        out = run_on_fakes(self._tape, func, args, kwargs, where)
+        try:
+            out = run_on_fakes(self._tape, func, args, kwargs, where)
+        except Refusal:
+            raise
+        except Exception as error:
+            if told is None or func.namespace != "aten" or not self._follows(func, args, kwargs, told):
+                of_rule(error, spoken_name(func))
+                raise
+            return self._made(told, args)  # the rule asks for more than the operator itself
         for grown in outgrown(outs):
             outgrow(self._tape, func, grown, where)
         if told is None:
@@ -66,10 +78,21 @@ class OnFakes:
         with self._tape.fake_mode:
             return laid_out(out, told)
 
+    def leaves_shape(self, func: Any, fake: torch.Tensor, rest: Any) -> bool:
+        """Whether an operator that changes shapes in place would leave that of `fake` as it is."""
+        with self._tape.fake_mode:
+            twin = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+            func(twin, *rest)
+        return twin.shape == fake.shape and twin.stride() == fake.stride()
+
     def _is_enough(self, func: Any, args: Any, kwargs: Any, told: Answer) -> bool:
         """Whether the results follow from what was told, so that torch's rule need not be asked."""
         # Operators over lists are not put to their rules even once: with a model's parameters, these are most of a trace.
-        if not told.tells_all or depends_on_data(func) or not (func in self._is_right or is_foreach(func)):
+        return (func in self._is_right or is_foreach(func)) and self._follows(func, args, kwargs, told)
+
+    def _follows(self, func: Any, args: Any, kwargs: Any, told: Answer) -> bool:
+        """Whether the results are as they were told, given that the operator itself raises nothing."""
+        if not told.tells_all or depends_on_data(func):
             return False
         return is_elementwise(func) or numbers_not_asked(args, kwargs) == told.numbers
 
@@ -98,8 +121,10 @@ class OnFakes:
 
 def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Location | None) -> Any:
     """The results of an operator; raises `Refusal` if they depend on data or it has no rule for fakes."""
+    if is_random(func):  # some rules know no generators, and none draws
+        args, kwargs = with_leaves(lambda leaf: None if isinstance(leaf, torch.Generator) else leaf, (args, {**kwargs}))
     try:
-        with tape.fake_mode:
+        with rule_of(tape.fake_mode, args, kwargs):
             return func(*args, **kwargs)
     except DataDependentOutputException:
         raise tape.refuse(

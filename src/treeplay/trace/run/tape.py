@@ -16,6 +16,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
+from treeplay.torch_seam.layers import is_parametrized_cache
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of, unusual
 from treeplay.trace.log import LoggedCall
@@ -58,6 +59,7 @@ class TraceTape:
         self.graph = torch.fx.Graph()
         self.inputs: list[InputSeen] = []
         self.log: list[LoggedCall] = []
+        self.host_reads: list[tuple[Any, Any]] = []  # operators that read constants on the host, and what they gave
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
         self.told: set[int] = set()  # those of them of which autograd is told
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
@@ -238,6 +240,19 @@ def why_not_followed(func: Any) -> tuple[str, str] | None:
         why = "takes functions, which a trace does not follow"
         return why, 'use torch.compile(program, backend="treeplay"), which takes such operators'
     return None
+
+
+def why_unknown(func: Any, tensor: torch.Tensor) -> tuple[str, str, str]:
+    """What to say of a tensor that an operator uses, and to which no way is known: who uses it, why not, what to do instead."""
+    if is_parametrized_cache(tensor):
+        why = "was entered around the call: torch computes parameters once and keeps them, so a change could not be noticed"
+        return "parametrize.cached", why, "enter it inside of the program"
+    return (
+        spoken_name(func),
+        f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
+        "globals or `self`, so a later change of it could not be noticed",
+        "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
+    )
 
 
 def spoken_name(func: Any) -> str:

@@ -41,13 +41,14 @@ from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_numbe
 from treeplay.trace.numbers.scalars import Scalar, given_number, plain, scalar_of, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
+from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.of_constants import answer_of_constants
 from treeplay.trace.run.on_fakes import OnFakes
 from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
-from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
+from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed, why_unknown
 from treeplay.trace.training.fused import torchs_own, with_numbers_decided
 from treeplay.values.location import Location
 
@@ -56,8 +57,6 @@ aten = torch.ops.aten
 _HOST_READS = frozenset(
     [aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default]
 )
-_DROPOUTS = frozenset(getattr(aten, f"{kind}dropout").default for kind in ("", "feature_", "alpha_", "feature_alpha_"))
-"""Give their argument itself where nothing is dropped, which their schemas do not say."""
 # Operators that may change a shape in place, and may leave it as it is.
 _SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
@@ -120,9 +119,9 @@ class Tracer(TorchDispatchMode):
             raise self.refuse(spoken_name(func), *unfit, where)
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
+        if (out := taken_apart(self, func, args, kwargs)) is not NotImplemented:
+            return out
         args = as_recorded(func, args, self.recurrent.piece)
-        if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
-            return args[0]  # as under inference mode, where they come whole
         kwargs = with_numbers_decided(func, args, kwargs)
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
         if is_random(func):
@@ -174,11 +173,7 @@ class Tracer(TorchDispatchMode):
             return True
         if func not in _SHAPES or isinstance(args[0], FakeTensor):
             return False
-        fake = self._value(args[0], func, None).fake
-        with self.tape.fake_mode:
-            twin = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
-            func(twin, *args[1:])
-        return twin.shape == fake.shape and twin.stride() == fake.stride()
+        return self._on_fakes.leaves_shape(func, self._value(args[0], func, None).fake, args[1:])
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
         leaves = leaves_of(list(arguments))
@@ -233,13 +228,7 @@ class Tracer(TorchDispatchMode):
             return self.constants.lifted(tensor, where)
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
-        unknown = (
-            spoken_name(func),
-            f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
-            "globals or `self`, so a later change of it could not be noticed",
-            "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
-            where,
-        )
+        unknown = (*why_unknown(func, tensor), where)
         if self.goes_on:
             # Noted and not raised: the trace goes on behind it.
             self.refuse(*unknown)
@@ -272,6 +261,7 @@ class Tracer(TorchDispatchMode):
             # A placeholder: a number without `text` has no value, and raises where Python asks for it.
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         if (known := answer_of_constants(self.tape, func, args)) is not None:
+            self.tape.host_reads.append((func, known))
             return known
         raise self.refuse(
             spoken_name(func).replace("_local_scalar_dense", "item"),

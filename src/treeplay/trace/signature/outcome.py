@@ -81,5 +81,6 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
         is_inference=is_inference,
         schedules=tuple(schedules.stepped),
         state_numbers=call.state,
+        host_reads=tuple(tape.host_reads),
     )
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))

@@ -1,0 +1,34 @@
+"""Operators that are made of others, under inference mode, where they arrive whole: in any other mode they do not.
+
+    einsum(x, w)       ─▶    permute(x), permute(w), bmm     of casts of both under autocast
+    linear(x, w, b)    ─▶    t(w), reshape(x), mm, add       where `w` needs a gradient
+                             t(w), bmm, add                  where it does not
+
+Called whole by a mode that watches, or by a replay, such an operator would do otherwise than where nobody watches: no autocast
+is between it and the others, no conjugate is resolved, and no view of a parameter tells that it needs a gradient, by which the
+others are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.torch_seam.fakes import device_of
+from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.operators import by_others, is_made_of_others
+from treeplay.torch_seam.schemas import leaves_of, returns_view
+
+
+def taken_apart(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The results of an operator by those that it is made of, which `mode` sees; NotImplemented if it stays whole, as what
+    gives a view does: it may not give one that another operator has made."""
+    if not torch.is_inference_mode_enabled() or returns_view(func):
+        return NotImplemented
+    devices = {device_of(leaf).type for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    if not devices or not all(is_made_of_others(func, device) for device in devices):
+        return NotImplemented
+    with mode:  # entered anew: inside of `__torch_dispatch__` it is off
+        return by_others(func, args, kwargs)

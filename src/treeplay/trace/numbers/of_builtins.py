@@ -72,9 +72,15 @@ def _floor_divided(original: Callable[..., Any], number: Any, other: Any, *, is_
     return symbolic(two.computed(operator.floordiv, one) if is_reflected else one.computed(operator.floordiv, two))
 
 
-def _not_pickled(number: Any) -> Any:
+def _not_pickled(_: Any, number: Any, protocol: int) -> Any:
     """Its bytes would not be those of the number."""
+    if scalar_of(number) is None:  # of a compiler in another thread
+        return object.__reduce_ex__(number, protocol)
     raise TypeError(f"cannot pickle {type(number).__name__!r} object")
+
+
+def _formatted(_: Any, number: Any, form: str) -> str:
+    return object.__format__(number, form) if scalar_of(number) is None else format(plain(number), form)
 
 
 def _of_both(fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -91,8 +97,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
     # No number is copied.
     "__copy__": lambda _, number: number,
     "__deepcopy__": lambda _, number, memo: number,
-    "__reduce_ex__": lambda _, number, protocol: _not_pickled(number),
-    "__format__": lambda _, number, form: format(plain(number), form),
+    "__reduce_ex__": _not_pickled,
+    "__format__": _formatted,
 }
 """Methods of symbolic numbers, each given the one that torch has there, if any."""
 

@@ -68,6 +68,9 @@ MATH: dict[str, Compute] = {
     "schedule": lambda n, a: 0.5 * (1 + math.cos(math.pi * n / 10)),
     "logarithm": lambda n, a: math.log(n) - math.log1p(a),
     "whole numbers": lambda n, a: math.floor(a * 2) - math.ceil(n / 3),
+    "divided with a rest": lambda n, a: divmod(n, 3)[0] - divmod(n / 8, a)[1] + divmod(17, n)[0],
+    "divided": lambda n, a: round(n / 10, 1) // 0.1 - 7.3 // a,
+    "truncated": lambda n, a: math.trunc(a * 2) - math.trunc(-n / 3),
     "of two": lambda n, a: math.atan2(n, 2) - math.fmod(a, 0.7),
     "of NumPy's": lambda n, a: math.sqrt(n * numpy.float64(2)),
     "as a value": lambda n, a: sum(map(math.fabs, (a, -n))),  # of these two, no recording computes the value

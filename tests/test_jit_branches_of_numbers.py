@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -111,3 +112,63 @@ def test_a_number_that_no_branch_explains_is_refused_at_its_line(tmp_path: Path)
         for call in range(6):
             path.write_text("x" * (call + 1))
             assert_same(step(torch.arange(3.0)), torch.arange(3.0) * (call + 1) - (call + 1))
+
+
+ASKED: dict[str, Callable[[int], Any]] = {
+    "is true": lambda n: (n % 2 == 0) is True,
+    "is not false": lambda n: (n > 4) is not False,
+    "another one": lambda n: (n > 0) is (n > -1),
+    "an index": lambda n: ("early", "late")[n > 4],
+    "repeated": lambda n: "a" * (n > 3),
+    "its attributes": lambda n: hasattr(n > 4, "real"),
+    "a copy": lambda n: copy.copy(n > 4) is (n > 4),
+    "bits": lambda n: (n > 3) & True,
+    "its class": lambda n: (n > 3).__class__.__name__,
+    "a copy of the number": lambda n: copy.copy(n) is n and copy.deepcopy([n])[0] == n,
+    "one of torch's symbols": lambda n: isinstance(n, torch.SymInt),
+    "a dictionary of its own": lambda n: hasattr(n, "__dict__"),
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_the_outcome_of_a_comparison_is_that_of_eager(what: str) -> None:
+    def program(s: Any, x: Tensor) -> Tensor:
+        s.n += 1
+        s.mode = ASKED[what](s.n)
+        return x * s.n - 1
+
+    found = beside_eager(program, Solver(), calls=10, on_refusal="eager")
+    assert found.recordings <= 2
+
+
+def in_training(x: Tensor, on: Any) -> Tensor:
+    return torch.nn.functional.dropout(x, 1.0, training=on)
+
+
+def with_gradients(x: Tensor, on: Any) -> Tensor:
+    with torch.set_grad_enabled(on):
+        return x * (3 if torch.is_grad_enabled() else 2)
+
+
+def in_fewer_bits(x: Tensor, on: Any) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+        return (x[None] @ x[:, None]).float() / 7
+
+
+@pytest.mark.parametrize("use", [in_training, with_gradients, in_fewer_bits])
+def test_torch_takes_the_outcome_of_a_comparison(use: Callable[[Tensor, Any], Tensor]) -> None:
+    def program(s: Any, x: Tensor) -> Tensor:
+        s.n += 1
+        return use(x, s.n > 5) - s.n
+
+    found = beside_eager(program, Solver(), calls=12)
+    assert found.recordings == 2 and found.replays >= 9
+
+
+def test_numpys_outcome_of_a_comparison_is_numpys() -> None:
+    def program(s: Any, x: Tensor) -> Tensor:
+        s.n += 1
+        s.mode = ((numpy.int64(3) < s.n) is True, type(numpy.int64(3) < s.n).__name__)
+        return x * s.n - 1
+
+    beside_eager(program, Solver(), calls=8, on_refusal="eager")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from sys import _getframe  # by name: modules are watched while this is called
 from types import CodeType
 from typing import Any
@@ -68,16 +69,23 @@ def integers_rounded(rounded: Callable[..., Any]) -> contextlib.AbstractContextM
 
 
 @contextlib.contextmanager
-def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[None]:
-    """`isinstance`, `match` and `__class__` get what `answer(symbol, code that asks)` gives for a symbolic number; None: its
-    own class."""
+def methods_answer(methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Symbolic integers and floats have these methods, each of which is given the one that torch has there, or None."""
+    with contextlib.ExitStack() as stack:
+        for owner in (torch.SymFloat, torch.SymInt):
+            for name, method in methods.items():
+                stack.enter_context(_asks(owner, name, partial(method, vars(owner).get(name))))
+        yield
+
+
+@contextlib.contextmanager
+def attributes_asked(answer: Callable[[Any, str, CodeType], Any]) -> Iterator[None]:
+    """Attributes of a symbolic number, its `__class__` for `isinstance` and `match` too, are what `answer(symbol, name, code
+    that asks)` gives; `ABSENT`: its own."""
 
     def ask(self: Any, name: str) -> Any:
-        if name == "__class__":
-            given = answer(self, _getframe(1).f_code)
-            if given is not None:
-                return given
-        return object.__getattribute__(self, name)
+        given = answer(self, name, _getframe(1).f_code)
+        return object.__getattribute__(self, name) if given is ABSENT else given
 
     skip_code(ask.__code__, with_callees=True)  # Dynamo may be at work in another thread
     owners: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -163,6 +171,7 @@ def _asks(owner: Any, method: str, answer: Callable[..., Any]) -> Iterator[None]
     def asked(*args: Any, **kwargs: Any) -> Any:
         return answer(*args, **kwargs)
 
+    skip_code(asked.__code__, with_callees=True)  # Dynamo may be at work in another thread
     stand_in(asked, ABSENT if before is None else before)
     setattr(owner, method, asked)
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,9 +32,11 @@ from treeplay.trace.call import Call, home_of
 from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
+from treeplay.trace.numbers.errors_of_symbols import ErrorsOfSymbols, may_have_handled
 from treeplay.trace.numbers.of_builtins import numbers_answer
 from treeplay.trace.numbers.stand_ins import (
     check_arrays,
+    not_taken,
     stand_in_for_arguments,
     stand_in_for_rates,
     stand_in_for_state,
@@ -85,20 +88,34 @@ def trace(
     with turn(), no_collection():
         try:
             with native_layers() if is_exact else contextlib.nullcontext():
-                try:
-                    # Marks are seeds: where other threads draw too, there are none until the program is known to call a
-                    # generator.
-                    made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
-                except _UsesGenerators:
-                    made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
+                # Marks are seeds: where other threads draw too, there are none until the program is known to call a generator.
+                way = _WayToTrace(is_marking=not has_company())
+                while True:
+                    try:
+                        made, run = _trace(program, call, layouts, eager_reads, way)
+                        break
+                    except _Again as again:
+                        way = dataclasses.replace(way, **again.so)
             return _with_guards(made, run)
         except Refusal as refusal:
             refusal.at(home_of(program))
             raise
 
 
-class _UsesGenerators(Exception):
-    """The program calls torch's generators, which were not marked: it is to be traced again."""
+@dataclass(frozen=True)
+class _WayToTrace:
+    """How a program is traced. What costs more than it is worth to most programs is left out until one turns out to need it."""
+
+    is_marking: bool  # so that a call of one of torch's generators is noticed
+    hears_of_errors: bool = False  # also of those that the program handles
+    has_rates: bool = True  # optimizers' numbers are symbols
+
+
+class _Again(Exception):
+    """The program is to be traced again, and `so`."""
+
+    def __init__(self, **so: bool) -> None:
+        self.so = so
 
 
 def _trace(
@@ -106,13 +123,12 @@ def _trace(
     call: Call,
     layouts: dict[Question, Answer],
     eager_reads: EagerReads | None,
-    *,
-    is_marking: bool,
+    way: _WayToTrace,
 ) -> tuple[Trace, TracedRun]:
     known_as_tensors()
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
-    with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:
+    with TrackedGenerators(found.generators.values(), is_marking=way.is_marking) as generators:
         reads = snapshot.reads = reads_of(found)
         reads.meets = snapshot.take_in
         tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, reads, layouts)
@@ -125,7 +141,7 @@ def _trace(
         run = TracedRun(program, call, found, reads, tracer, watch, snapshot)
         is_shared, is_refused = has_company(), False
         try:
-            made = _traced(run, is_shared=is_shared)
+            made = _traced(run, way, is_shared=is_shared)
         except Refusal as refusal:
             is_refused = True
             # No name here: the exception would hold the frame that holds it.
@@ -138,16 +154,17 @@ def _trace(
                 forget_in_tables(tracer.tape.leaked())
             if generators.is_used and not generators.is_marking:
                 # Out of `finally` on purpose: it takes the place of whatever an unmarked run came to, a refusal included.
-                raise _UsesGenerators
+                raise _Again(is_marking=True)
         return made, run
 
 
-def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
-    run.numbers = stand_in_for_rates(run)
+def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
+    run.numbers = stand_in_for_rates(run) if way.has_rates else []
     run.varying = stand_in_for_state(run)
     run.numbers += run.varying
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
     schedules = Schedules(run.tracer, run.found)
+    errors = ErrorsOfSymbols()
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
         stand_in_for_arguments(run) as (args, kwargs),
@@ -170,9 +187,11 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
         run.tracer,
         run.watch,
         run.reads,
+        errors.told() if way.hears_of_errors else contextlib.nullcontext(),
     ):
-        result = _run(run.program, args, kwargs)
+        result = _run(run, errors, args, kwargs)
         run_custom_backwards(run, result)
+    _check_symbols(run, errors)
     run.tracer.lasting.take_history_back()  # or it would count as what the arguments were
     _tell_apart(run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
@@ -181,6 +200,8 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
         if isinstance(run.watch, GoingOn):
             _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
+    if (run.given or run.numbers) and not way.hears_of_errors and may_have_handled(run.reads.code):
+        raise _Again(hears_of_errors=True)
     check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
     schedules.finish(result, run.reads)
     check_arrays(run)
@@ -188,13 +209,23 @@ def _traced(run: TracedRun, *, is_shared: bool) -> Trace:
     return outcome_of(run, result, schedules)
 
 
-def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(run: TracedRun, errors: ErrorsOfSymbols, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        return program(*args, **kwargs)
+        return run.program(*args, **kwargs)
     except (Refusal, KeyboardInterrupt):  # Ctrl-C ends the call
         raise
     except BaseException as error:
+        errors.note(error, error.__traceback__)
+        _check_symbols(run, errors)
         raise program_raised(error) from error
+
+
+def _check_symbols(run: TracedRun, errors: ErrorsOfSymbols) -> None:
+    """Have the program traced without its symbols, now or for a later call, where one has caused an error."""
+    if errors.is_any and (run.given or run.varying):
+        raise not_taken(run, errors.where)
+    if errors.is_any and run.numbers:
+        raise _Again(has_rates=False)
 
 
 def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:

@@ -10,12 +10,11 @@ caller, nor one of treeplay's own.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
-from types import FrameType
-from typing import Any
+from types import TracebackType
 
 from treeplay.observe.lines import failed_call
+from treeplay.sandbox.errors_told import errors_told
 from treeplay.values.location import Location
 
 _ON_VALUES = (RuntimeError, IndexError, ValueError)
@@ -29,28 +28,15 @@ class RaisedInside:
         self.is_any = False
         self.where: Location | None = None
 
-    def note(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Told by the interpreter of each function that is called, and of what is raised in it."""
-        frame.f_trace_lines = False
+    def note(self, error: BaseException, trace: TracebackType) -> None:
         # It comes through a library's functions first, each of which is told.
-        if event == "exception" and self.where is None:
-            kind, _, trace = arg
-            if issubclass(kind, _ON_VALUES) and not issubclass(kind, NotImplementedError):
-                self.is_any, self.where = True, failed_call(trace).where
-        return self.note
+        if self.where is None and isinstance(error, _ON_VALUES) and not isinstance(error, NotImplementedError):
+            self.is_any, self.where = True, failed_call(trace).where
 
 
 @contextlib.contextmanager
 def errors_noted() -> Iterator[RaisedInside]:
-    """For a block and in this thread. Nothing is noted where a debugger is told already."""
+    """For a block and in this thread."""
     noted = RaisedInside()
-    if sys.gettrace() is not None:
+    with errors_told(noted.note):
         yield noted
-        return
-    tracer = noted.note
-    sys.settrace(tracer)
-    try:
-        yield noted
-    finally:
-        if sys.gettrace() is tracer:  # else the program has installed its own, or taken ours away
-            sys.settrace(None)

@@ -152,9 +152,8 @@ class CallRecorder:
                     raise _NumbersStay(reason.needed, reason.reason.where) from reason
                 where = self._answers.cache.keys.state.needed_at(reason.counted)
                 if where is not None:
-                    reason.reason = replace(
-                        reason.reason, why=f"{reason.reason.why}; it needs the number itself at {where}"
-                    )
+                    why = f"{reason.reason.why}; it needs the number itself at {where.called_from or where}"
+                    reason.reason = replace(reason.reason, why=why)
             raise
         self._gate.drain()
         return recording

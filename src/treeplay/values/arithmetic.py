@@ -6,9 +6,7 @@ import math
 import operator
 from typing import Any
 
-_OF_ONE = (
-    "sqrt exp expm1 log log2 log10 log1p sin cos tan tanh sinh cosh asin acos atan fabs floor ceil degrees radians"
-)
+_OF_ONE = "sqrt exp expm1 log log2 log10 log1p sin cos tan tanh sinh cosh asin acos atan fabs floor ceil trunc degrees radians"
 FUNCTIONS: dict[Any, str] = {
     **{getattr(math, name): f"math.{name}({{}})" for name in _OF_ONE.split()},
     **{

@@ -12,9 +12,6 @@ from typing import Any, cast
 
 import torch
 
-from treeplay.errors import Refusal
-from treeplay.observe.lines import user_location
-from treeplay.values.refusal import Reason
 from treeplay.values.signature import is_numpys_float
 
 
@@ -63,39 +60,37 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 
 def meet_numpys(symbol: Any, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
     """What NumPy computes of a symbolic number: where it is computed in the same precision, what Python's operator gives, as
-    one of NumPy's numbers."""
+    one of NumPy's numbers; else what it is of the number as it is in this call, which is guarded."""
     numpy = sys.modules["numpy"]
-    beside = []
-    for given in operands:
-        if isinstance(given, (numpy.generic, numpy.ndarray)):
-            if given.ndim or not (given.dtype == numpy.float64 or given.dtype.kind in "biu"):
-                raise _met(f"a number of type {given.dtype} meets one that is a symbol while the program is traced")
-            number = given[()]
-            if isinstance(symbol, torch.SymFloat):
-                number = numpy.float64(number)
-            elif not isinstance(number, (numpy.float64, numpy.int64)) or (
-                ufunc is numpy.power and number.dtype.kind == "i"
-            ):
-                # In fewer bits; or where NumPy raises, and Python gives a float.
-                return ufunc(
-                    *(int(other) if isinstance(other, torch.SymInt) else other for other in operands), **options
-                )
-            given = symbol.node.beside(number)
-        beside.append(given)
-    if method != "__call__" or options or ufunc.__name__ not in _OPERATORS:
-        raise _met(f"NumPy's {ufunc.__name__} is given a number that is a symbol while the program is traced")
-    if not any(isinstance(given, (numpy.generic, numpy.ndarray)) for given in operands):
-        beside[0] = beside[0] * symbol.node.beside(
-            numpy.int64(1) if isinstance(symbol, torch.SymInt) else numpy.float64(1)
-        )
-    return _OPERATORS[ufunc.__name__](*beside)
+    is_written = method == "__call__" and not options and ufunc.__name__ in _OPERATORS
+    if not (is_written and all(_is_as_precise(symbol, ufunc, given) for given in operands)):
+        return getattr(ufunc, method)(*map(_eager, operands), **options)
+    is_float = isinstance(symbol, torch.SymFloat)
+    are_numpys = [isinstance(given, (numpy.generic, numpy.ndarray)) for given in operands]
+    beside = [
+        symbol.node.beside(numpy.float64(given) if is_float else given[()]) if is_numpys else given
+        for given, is_numpys in zip(operands, are_numpys, strict=True)
+    ]
+    if not any(are_numpys):
+        beside[0] = beside[0] * symbol.node.beside(numpy.float64(1) if is_float else numpy.int64(1))
+    found = _OPERATORS[ufunc.__name__](*beside)
+    return _eager(found) if isinstance(found, torch.SymBool) else found
 
 
-def _met(why: str) -> Refusal:
-    reason = Reason(
-        op="number",
-        why=f"{why}, and the result would be rounded in another way",
-        advice="keep the optimizer's numbers as Python floats: float(...)",
-        where=user_location(),
+def _is_as_precise(symbol: Any, ufunc: Any, given: Any) -> bool:
+    """Whether NumPy computes what Python does of a symbol and of `given`, and raises what it raises."""
+    numpy = sys.modules["numpy"]
+    if not isinstance(given, (numpy.generic, numpy.ndarray)):
+        return True
+    if isinstance(symbol, torch.SymFloat):
+        return not given.ndim and (given.dtype == numpy.float64 or given.dtype.kind in "biu")
+    return (
+        not given.ndim
+        and given.dtype in (numpy.float64, numpy.int64)
+        and (ufunc is not numpy.power or given.dtype.kind == "f")
     )
-    return Refusal(reason)
+
+
+def _eager(value: Any) -> Any:
+    """A symbolic number as eager has it, which is guarded; anything else as it is."""
+    return value.node.eager() if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value

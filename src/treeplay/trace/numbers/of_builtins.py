@@ -6,25 +6,28 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
+from sys import _getframe  # by name: modules are watched while this is called
 from types import CodeType
 from typing import Any
 
 from treeplay.observe.lines import OURS, TORCH
 from treeplay.torch_seam.dynamo import skip_code
-from treeplay.torch_seam.patched import Shared, all_wanted, without_stand_in
+from treeplay.torch_seam.patched import ABSENT, Shared, all_wanted, without_stand_in
 from treeplay.torch_seam.symbols import (
     as_known,
-    classes_asked,
+    attributes_asked,
     divided_as_known,
     floats_divided,
     integers_rounded,
+    methods_answer,
     numpy_asks,
     unlogged,
 )
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
-from treeplay.trace.numbers.scalars import Scalar, scalar_of, symbolic
+from treeplay.trace.numbers.scalars import Scalar, plain, scalar_of, symbolic
 from treeplay.trace.survey.found import Survey
-from treeplay.values.arithmetic import FUNCTIONS
+from treeplay.values.arithmetic import COMPARISONS, FUNCTIONS
 
 
 def rounded(number: Any, ndigits: Any = None) -> Any:
@@ -46,13 +49,69 @@ def divided(one: Any, other: Any) -> Any:
     return symbolic(first.computed(operator.floordiv, second))
 
 
-def class_for(number: Any, code: CodeType) -> type | None:
-    """The class of the number that a symbolic one stands for, if it is the program that asks; None if it is torch or we."""
+def attribute_for(number: Any, name: str, code: CodeType) -> Any:
+    """What the program gets for an attribute of a symbolic number; `ABSENT`, as torch and we do: what the symbol has there.
+
+    Of what Python's own operators ask, and C code that takes symbols, that is right. Of all else it is the number's."""
     # Without `isinstance`, which asks this function.
     if code.co_filename.startswith((TORCH, OURS)) or type(number.node) is not Scalar:
-        return None
+        return ABSENT
     scalar: Scalar = number.node
-    return scalar.cls
+    if name == "__class__":
+        return scalar.cls
+    is_asked_of_symbols = name in vars(type(number)) and name.startswith("__")
+    if name == "node" or (is_asked_of_symbols and name not in _OF_INSTANCES):
+        return ABSENT
+    found = getattr(scalar.cls(scalar.value), name)  # which raises what eager raises, if there is none
+    return partial(_called, scalar, name) if callable(found) else getattr(scalar.eager(), name)
+
+
+def _called(scalar: Scalar, method: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(scalar.eager(), method)(*args, **kwargs)
+
+
+_OF_INSTANCES = frozenset(("__dict__", "__module__", "__weakref__"))  # which no number has
+
+
+def _compared(original: Callable[..., Any], number: Any, other: Any) -> Any:
+    """The outcome of a comparison, which is known at once: a symbol could not be told from another by `is`, and would be no
+    index. torch compares numbers of tensors too, of which the run alone can tell, and takes no outcome of NumPy's class."""
+    found = original(number, other)
+    scalar = scalar_of(found)
+    if scalar is None:
+        return found
+    if _getframe(2).f_code.co_filename.startswith(TORCH):
+        return found if scalar.text is None else bool(scalar.decide())
+    return scalar.eager()
+
+
+def _not_pickled(_: Any, number: Any, protocol: int) -> Any:
+    """Its bytes would not be those of the number."""
+    if scalar_of(number) is None:  # of a compiler in another thread
+        return object.__reduce_ex__(number, protocol)
+    raise TypeError(f"cannot pickle {type(number).__name__!r} object")
+
+
+def _formatted(_: Any, number: Any, form: str) -> str:
+    return object.__format__(number, form) if scalar_of(number) is None else format(plain(number), form)
+
+
+def _of_both(fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A method of two numbers that is made of others."""
+    return lambda _, *numbers: fn(*numbers)
+
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    **{f"__{fn.__name__}__": _compared for fn in COMPARISONS},
+    "__divmod__": _of_both(lambda number, other: (number // other, number % other)),
+    "__rdivmod__": _of_both(lambda number, other: (other // number, other % number)),
+    # No number is copied.
+    "__copy__": lambda _, number: number,
+    "__deepcopy__": lambda _, number, memo: number,
+    "__reduce_ex__": _not_pickled,
+    "__format__": _formatted,
+}
+"""Methods of symbolic numbers, each given the one that torch has there, if any."""
 
 
 def _of_math(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
@@ -71,7 +130,23 @@ def _of_math(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Cal
     return of_math
 
 
-_SHARED = {function.__name__: Shared(math, function.__name__, _of_math) for function in FUNCTIONS}
+def _encoder(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+    """Of `json`, which asks for the class in C, and would take a symbol for an object that it does not know."""
+
+    def c_make_encoder(markers: Any, default: Callable[[Any], Any], *options: Any) -> Any:
+        def of_numbers(value: Any) -> Any:
+            scalar = scalar_of(value)
+            return default(value) if scalar is None else scalar.eager()
+
+        return original(markers, of_numbers if is_wanted() else default, *options)
+
+    return c_make_encoder
+
+
+_SHARED = {
+    **{function.__name__: Shared(math, function.__name__, _of_math) for function in FUNCTIONS},
+    "c_make_encoder": Shared("json.encoder", "c_make_encoder", _encoder),
+}
 
 
 @contextlib.contextmanager
@@ -80,13 +155,14 @@ def numbers_answer(found: Survey, *, has_any: bool) -> Iterator[None]:
 
     Of themselves, functions of `math` ask for the value. Others stand in for them, if the program `has_any` such numbers, and
     but for those that its code reads as values: it may store or compare them."""
-    in_math = [shared for name, shared in _SHARED.items() if has_any and name not in found.of_math]
+    shared = [each for name, each in _SHARED.items() if has_any and name not in found.of_math]
     with (
         numpy_asks(meet_numpys),
-        classes_asked(class_for),
+        attributes_asked(attribute_for),
         integers_rounded(rounded),
         floats_divided(divided),
         unlogged(),
-        all_wanted(in_math),
+        methods_answer(_METHODS),
+        all_wanted(shared),
     ):
         yield

@@ -10,6 +10,7 @@ can change between calls, and none freezes unnoticed.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import torch.fx
 from treeplay.errors import Refusal
 from treeplay.observe.lines import OURS, TORCH, user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
+from treeplay.trace.numbers.asked_by_torch import AskedByTorch
 from treeplay.trace.numbers.numpy_numbers import as_pythons, numpys_class
 from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.values.arithmetic import CALLS, COMPARISONS, FORMS, FUNCTIONS, literal
@@ -29,15 +31,13 @@ from treeplay.values.signature import is_integer_of_64_bits
 SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 
-class Scalar:
+class Scalar(AskedByTorch):
     """A node for `torch.SymFloat` and `torch.SymBool`: value today, text of the expression, and its graph node.
 
     `text` is an expression over the scalar inputs, or None for a number that depends on a tensor's value; such
     a number has no value while tracing, and Python may not branch on it. `is_numpys`: eager has one of NumPy's classes there,
     which is computed with as one of Python's, in the same precision.
     """
-
-    constant = None
 
     def __init__(
         self,
@@ -59,47 +59,6 @@ class Scalar:
         self.is_numpys = is_numpys
         if integer and isinstance(node, torch.fx.Node):
             node.meta["is_integer"] = True
-
-    # What torch asks of every symbolic number, also while it puts the arguments of an operator together.
-    @asked_by_cpp
-    def is_int(self) -> bool:
-        return self.integer
-
-    @asked_by_cpp
-    def is_float(self) -> bool:
-        return not self.boolean and not self.integer
-
-    @asked_by_cpp
-    def is_bool(self) -> bool:
-        return self.boolean
-
-    @asked_by_cpp
-    def is_nested_int(self) -> bool:
-        return False
-
-    @asked_by_cpp
-    def is_symbolic(self) -> bool:
-        return True
-
-    @asked_by_cpp
-    def is_constant(self) -> bool:
-        return False
-
-    @asked_by_cpp
-    def has_hint(self) -> bool:
-        return True
-
-    @asked_by_cpp
-    def maybe_as_int(self) -> None:
-        return None
-
-    @asked_by_cpp
-    def maybe_as_float(self) -> None:
-        return None
-
-    @asked_by_cpp
-    def maybe_as_bool(self) -> None:
-        return None
 
     @asked_by_cpp
     def clone(self) -> Scalar:
@@ -188,6 +147,10 @@ class Scalar:
         self.world.guard(self.text, self.value)
         return self.value
 
+    def eager(self) -> Any:
+        """The number that eager has there, which is guarded."""
+        return self.cls(self.decide())
+
     def __str__(self) -> str:
         if not self.world.is_mine:
             return repr(self.value)
@@ -242,7 +205,11 @@ def _install(name: str, fn: Callable[..., Any]) -> None:
     def method(self: Scalar, *others: Scalar) -> Scalar:
         return self.computed(fn, *others)
 
-    setattr(Scalar, name, method)
+    def needing(self: Scalar, *others: Scalar) -> Scalar:
+        found = fn(self.decide(), *(each.decide() for each in others))
+        return self.fixed(found, boolean=type(found) is bool)
+
+    setattr(Scalar, name, method if fn in FORMS else needing)
 
 
 setattr(Scalar, "str", Scalar.__str__)  # torch's name for it; as a `def` it would hide the type in the class  # noqa: B010
@@ -253,6 +220,16 @@ _METHODS = {
     "int_floordiv": operator.floordiv,
     "float_pow": operator.pow,
     "pow_by_natural": operator.pow,
+    **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
+    # Of these no recording computes the value.
+    **{f"bitwise_{name}": getattr(operator, f"{name}_") for name in ("and", "or")},
+    **{fn.__name__: fn for fn in (operator.lshift, operator.rshift, float.is_integer)},
+    "and": operator.and_,
+    "or": operator.or_,
+    "bitwise_xor": operator.xor,
+    "sym_not": operator.not_,
+    "sym_min": min,
+    "sym_max": max,
 }
 """What torch calls of a symbolic number."""
 for _name, _fn in _METHODS.items():

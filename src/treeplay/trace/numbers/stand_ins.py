@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.lines import is_own_or_text
 from treeplay.trace.arrays import GivenArray, asks_for_types
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import is_float
@@ -28,7 +29,9 @@ from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
 
 _NEEDED = "the program needs its value while it runs"
-_TYPES = "the program calls `type`, which tells what stands for the number in a trace from a number"
+_NOT_TAKEN = "what the program gives it to takes numbers alone, and not what stands for one in a trace"
+_TYPES = "the program calls `type` or names `SymInt`, which tells what stands for the number in a trace from a number"
+_SYMBOLS = frozenset(("SymInt", "SymFloat", "SymBool"))
 _ASSIGNED = (list, deque, *PLAIN_DICTS)
 _NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
@@ -102,7 +105,7 @@ def stand_in_for_arguments(run: TracedRun) -> contextlib.AbstractContextManager[
 
 def check_numbers(run: TracedRun) -> None:
     """Refuse a number among the arguments, or of the state, whose value the program needed while it ran: it is no input."""
-    if (run.given or run.varying) and asks_for_types(run.reads.code):
+    if (run.given or run.varying) and (asks_for_types(run.reads.code) or _asks_for_symbols(run)):
         # `isinstance` gets the number's own class.
         for number in run.given:
             raise Refusal.of(f"argument {number.place.label}", _TYPES, "use isinstance, or pass a tensor", None)
@@ -120,6 +123,19 @@ def check_numbers(run: TracedRun) -> None:
     needed = [number.place for number in run.varying if number.place in where]
     if needed:
         raise not_inputs(run, needed, _NEEDED, where[needed[0]])
+
+
+def _asks_for_symbols(run: TracedRun) -> bool:
+    """Whether code of the user's own may have asked whether a number is one of torch's symbols, as it is in a trace alone."""
+    ran = (run.reads.code or {}).values()
+    return any(is_own_or_text(code.co_filename) and not _SYMBOLS.isdisjoint(code.co_names) for code in ran)
+
+
+def not_taken(run: TracedRun, where: Location | None) -> Refusal:
+    """The refusal of a program for the numbers that were to be inputs, one of which has caused an error at a line."""
+    for number in run.given:
+        return Refusal.of(f"argument {number.place.label}", _NOT_TAKEN, "pass a tensor", where)
+    return not_inputs(run, [number.place for number in run.varying], _NOT_TAKEN, where)
 
 
 def not_inputs(run: TracedRun, places: Sequence[Place], why: str, where: Location | None = None) -> Refusal:

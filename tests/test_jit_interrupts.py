@@ -170,7 +170,7 @@ class PressedWhereCppAsks(PressedAtLine):
 
     def line(self, frame: FrameType, event: str, arg: Any) -> Any:
         code, caller = frame.f_code, frame.f_back
-        if event == "line" and code.co_qualname == "Scalar.is_float" and caller is not None:
+        if event == "line" and code.co_qualname == "AskedByTorch.is_float" and caller is not None:
             self.lines += caller.f_code.co_name == "__torch_function__"
             if self.lines == self.at and not self.is_pressed:
                 self.is_pressed = True

@@ -239,8 +239,7 @@ def function_of(code: CodeType) -> FunctionType | None:
 
 def functions_with(wanted: Iterable[CodeType]) -> list[FunctionType]:
     """All functions there are with one of these codes."""
-    wanted = list(wanted)
-    mark = _frozen.mark
+    wanted, mark = list(wanted), _frozen.mark
     found = gc.get_referrers(*wanted, *mark)
     _frozen.update(is_mark_found=any(value is mark for value in found))
     shown = [value for value in found if type(value) is FunctionType]
@@ -284,11 +283,11 @@ class _FrozenFunctions:
 _frozen = _FrozenFunctions()
 
 
-# Anew when modules were imported: the argument is how many there are.
+# Anew when modules were imported: the argument is how many there are. None is held: what is in it would outlive it at the end.
 @lru_cache(maxsize=1)
-def _modules_by_file(_: int) -> dict[str, ModuleType]:
+def _modules_by_file(_: int) -> weakref.WeakValueDictionary[str, ModuleType]:
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return {str(vars(module).get("__file__")): module for module in modules}
+    return weakref.WeakValueDictionary({str(vars(module).get("__file__")): module for module in modules})
 
 
 _TOOL = 4  # one of the numbers that Python gives to nobody

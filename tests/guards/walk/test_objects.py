@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -23,6 +24,12 @@ def test_of_an_object_that_is_not_watched_all_counts() -> None:
     holder = Holder(a=1.0, b=2.0)
     found = labels(reached(lambda h: h.a, holder, classes=()))
     assert {"argument.a", "argument.b"} <= found
+
+
+def test_of_a_thread_that_is_not_watched_nothing_counts() -> None:
+    thread = threading.Thread()
+    thread.woken = 1.0  # type: ignore[attr-defined]
+    assert "argument.woken" not in labels(reached(lambda t: t, thread, classes=()))
 
 
 def test_code_that_asks_behind_the_back_of_a_class_reads_all() -> None:

@@ -15,6 +15,7 @@ import gc
 import io
 import operator
 import sys
+import threading
 import types
 from typing import Any
 
@@ -141,6 +142,8 @@ class Objects:
     def _names_read(self, value: Any) -> dict[str, None]:
         """The attributes of an object that may have been read; among them `WHOLE` if that is any."""
         reads = self._walk.reads
+        if is_a(value, threading.Thread) and not reads.is_watched(value):
+            return {}  # a library's, which its own thread writes to meanwhile, as the monitor of progress bars does
         if not reads.is_watched(value) or self._is_blind or self._goes_behind_itself(type(value)):
             return {WHOLE: None}
         return reads.names(value, also_assigned=self._walk.also_assigned)

@@ -133,15 +133,16 @@ class SurveyedFunctions:
         if not _GIVE_A_NAMESPACE.isdisjoint(names):  # `globals()["total"] += 1`
             spelled = frozenset(text for text in strings_within(code) if text.isidentifier())
             names, stored = names | spelled, stored | spelled
-        elif not prefix:  # its own globals, of which no attribute is one
-            names = globals_within(code)
-            stored &= names
         place = self._walk.root(table, prefix.rstrip(".") or "globals")
         whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
+        # Its own globals may be reached as attributes of the module, too. As a rule, an attribute named as a function is another's.
+        looked_up = names if prefix else globals_within(code)
         for name in sorted(names & (table.keys() | stored)):
             if name[0] == "@":  # how pytest names itself in a rewritten `assert`, to tell of one that failed
                 continue
             value = table.get(name)
+            if name not in looked_up and callable(value) and not is_a(value, (type, torch.nn.Module)):
+                continue
             here = place.child(How.ITEM, table, name, f"{prefix}{name}")
             if isinstance(value, ModuleType):
                 self._python_module(value, code, f"{prefix}{name}.")

@@ -32,10 +32,13 @@ def test_a_jitted_function_has_the_attributes_that_the_function_had() -> None:
         return x * program.scale - 1  # type: ignore[attr-defined, no-any-return]
 
     scaled.scale = 2.0  # type: ignore[attr-defined]
-    scaled._lower = "something of its own"  # type: ignore[attr-defined]
+    for name in ("_lower", "_cache", "reset"):  # which ours has too
+        setattr(scaled, name, "something of its own")
     program = treeplay.jit(scaled, lower="aten")
     assert [program(torch.ones(1)).item() for _ in range(3)] == [1.0] * 3
     program.scale = 5.0  # type: ignore[attr-defined]
+    assert [program(torch.ones(1)).item() for _ in range(3)] == [4.0] * 3
+    program.reset()
     assert [program(torch.ones(1)).item() for _ in range(3)] == [4.0] * 3
 
 

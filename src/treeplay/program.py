@@ -80,8 +80,8 @@ class Jitted(Generic[P, R]):
         if not isinstance(program, torch.nn.Module):
             functools.update_wrapper(self, program, updated=())
         if isinstance(program, FunctionType):
-            # As any decorator does, and below our own. The state of an object that can be called stays its own.
-            vars(self).update(vars(program) | vars(self))
+            # As any decorator does, but for what is ours. The state of an object that can be called stays its own.
+            vars(self).update({name: value for name, value in vars(program).items() if not hasattr(self, name)})
         register(self)
 
     @functools.cached_property

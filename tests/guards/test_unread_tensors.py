@@ -16,9 +16,15 @@ import treeplay
 Tensor = torch.Tensor
 X = torch.tensor([1.0, -2.0])
 
+
+class Derived(dict[str, Any]):
+    """A dictionary whose entries are compared by a function."""
+
+
 HOLDERS: dict[str, Callable[[], Any]] = {
     "dict": lambda: {"gain": 2.0, "last": torch.zeros(2, 1)},
     "OrderedDict": lambda: collections.OrderedDict(gain=2.0, last=torch.zeros(2, 1)),
+    "class derived from dict": lambda: Derived(gain=2.0, last=torch.zeros(2, 1)),
     "list": lambda: [2.0, torch.zeros(2, 1)],
     "SimpleNamespace": lambda: vars(types.SimpleNamespace(gain=2.0, last=torch.zeros(2, 1))),
 }
@@ -77,14 +83,16 @@ def test_one_of_another_shape_is_another_value(times: int) -> None:
 
 @pytest.mark.parametrize("times", [0, 1, 2, 5, 60])
 @pytest.mark.parametrize("name", HOLDERS)
-def test_an_attribute_on_one_that_took_the_place_is_noticed(name: str, times: int) -> None:
+@pytest.mark.parametrize("replaced", [1, 5])
+def test_an_attribute_on_one_that_took_the_place_is_noticed(name: str, times: int, replaced: int) -> None:
     held = HOLDERS[name]()
     first, last = (0, 1) if name == "list" else ("gain", "last")
     program = treeplay.jit(lambda x: x * held[first] - getattr(held[last], "scale", 1), lower="aten")
     program(X)
-    held[last] = torch.zeros(2, 1)
-    for _ in range(times):
-        assert torch.equal(program(X), X * 2 - 1)
+    for _ in range(replaced):
+        held[last] = torch.zeros(2, 1)
+        for _ in range(times):
+            assert torch.equal(program(X), X * 2 - 1)
     held[last].scale = 5
     assert torch.equal(program(X), X * 2 - 5)
     held[last].scale = 7

@@ -158,3 +158,15 @@ def test_what_it_cannot_explain_is_said_with_what_can(program: Any) -> None:
     )
     with pytest.raises(treeplay.ArgumentTypeError, match=expected):
         treeplay.explain(program)
+
+
+def test_a_module_of_the_users_may_explain_itself_too() -> None:
+    class Explains(torch.nn.Module):
+        def explain(self) -> str:
+            return "by itself"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 - 1
+
+    assert len(treeplay.explain(Explains(), torch.ones(3), options=ATEN).graphs) == 1
+    assert treeplay.check(Explains(), torch.ones(3))

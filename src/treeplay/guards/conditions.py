@@ -82,7 +82,7 @@ class Guard:
         raise NotImplementedError
 
 
-_MOST_TIMES = 2
+_MOST_TIMES = 2  # that a container changes in what does not matter: then a warm call compares its elements
 
 
 class ContainerGuard(Guard):

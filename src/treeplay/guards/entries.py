@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import types
@@ -160,5 +161,6 @@ def users_attributes(value: Any) -> dict[str, Any]:
     functions = (entry for _, entry in entries if is_a(entry, types.FunctionType))
     assigned = frozenset[str]().union(*(stores_within(function.__code__) for function in functions))
     if is_ours:  # and what its cached properties and `functools.update_wrapper` have put there
-        assigned |= {name for name, _ in entries} | {name for name in table if name[:2] == "__"}
+        assigned |= {name for name, entry in entries if is_a(entry, functools.cached_property)}
+        assigned |= {name for name in table if name[:2] == "__"}
     return {name: entry for name, entry in dict.copy(table).items() if name not in assigned}

@@ -19,6 +19,7 @@ from treeplay.trace.going_on import EagerReads
 from treeplay.trace.observe import Log, observe
 from treeplay.trace.traced import Trace
 from treeplay.tree.keys.key import label_of, make_key
+from treeplay.values.kinds import module_of
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind
@@ -56,12 +57,17 @@ def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckOutcom
     """
     if not callable(program):
         raise ArgumentTypeError(f"check: expected a callable or a module, found {type(program).__name__}")
-    jitted: Any = program if hasattr(type(program), "explain") else None  # it is checked as the plain program
+    jitted: Any = program if is_jitted(program) else None  # it is checked as the plain program
     return examine(
         jitted.__wrapped__ if jitted is not None else program,
         call_of(args, kwargs, takes_arrays=True),
         lambda run: run(),
     )
+
+
+def is_jitted(program: Any) -> bool:
+    """Whether a program is jitted already: a function or method, or a module, whose class is derived from one of ours too."""
+    return any(module_of(cls) in ("treeplay.program", "treeplay.module") for cls in type(program).__mro__)
 
 
 def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable[[], Any]], Any]) -> CheckOutcome:

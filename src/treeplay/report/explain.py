@@ -10,6 +10,7 @@ import torch
 
 from treeplay.backend.account import collecting
 from treeplay.errors import ArgumentTypeError
+from treeplay.report.check import is_jitted
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 from treeplay.torch_seam import trees as pytree
@@ -66,7 +67,7 @@ def explain(
     """
     if not callable(program):
         raise ArgumentTypeError(f"explain: expected a callable or a module, found {type(program).__name__}")
-    if hasattr(type(program), "explain"):
+    if is_jitted(program):
         raise ArgumentTypeError(
             "explain: this program is jitted, and `program.explain()` says what became of its calls"
         )

@@ -5,7 +5,7 @@
                          Something differs: `what` says where, what was recorded and what was found.
 
 A dictionary whose version keeps changing while the guarded entries stay (a script's globals, an object that counts its calls)
-is compared entry by entry from the second time on.
+is compared entry by entry from the second time on, and a list whose elements are replaced is read in each call.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
+
+_WORTH = 5
+"""Guarded dictionaries for each element that is replaced seldom, from which on it is read in each call."""
 
 
 class Guards:
@@ -113,7 +116,9 @@ class Guards:
             before = guard.recorded
             guard.go_over_to(guard.holder)
             if not all(map(operator.is_, before, guard.recorded)):
-                guard.has_changed(guard.times + 1 if is_young else 1)
+                # To read a few elements in each call costs less than to compare all guards now and then.
+                are_few = len(guard.free | guard.written) * _WORTH < len(self._dependencies.tables)
+                guard.has_changed(guard.times + 1 if is_young or are_few else 1)
         self._write()
 
     def _differences(self, comparison: Comparison, touched: Sequence[Table]) -> Iterator[Mismatch]:

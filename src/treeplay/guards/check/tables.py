@@ -20,6 +20,7 @@ def entries(text: Writer, guard: Table) -> Iterator[str]:
     if guard.matters is not None or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:
         # A class's entries are chosen by name, and a subclass may do anything in `[]`.
         yield f"{text.constant(_SameEntries(guard, recorded))}()"
+        yield from filled(text, guard)
         return
     if guard.names is None:
         yield f"len({holder}) == {len(recorded)}"
@@ -53,7 +54,8 @@ def _key(text: Writer, key: Any) -> str:
 
 
 class _SameEntries:
-    """Whether a dictionary has the entries that were recorded, which are many: they are compared if it was written to."""
+    """Whether a dictionary has the entries that were recorded, but for those that others fill. They are compared if it was
+    written to."""
 
     __slots__ = ("_compared", "_guard", "_recorded")
 
@@ -68,7 +70,9 @@ class _SameEntries:
         now = (version_of_table(holder), dict.__len__(holder))
         if now == self._compared:
             return True
-        if not _are_the_same(self._guard.content(holder), self._recorded):
+        found = self._guard.content(holder)
+        found.update((key, self._recorded[key]) for key in self._guard.filled & found.keys())
+        if not _are_the_same(found, self._recorded):
             return False
         self._compared = now
         return True

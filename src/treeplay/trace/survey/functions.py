@@ -135,7 +135,7 @@ class SurveyedFunctions:
             names, stored = names | spelled, stored | spelled
         place = self._walk.root(table, prefix.rstrip(".") or "globals")
         whose = ALWAYS if is_own_or_text(code.co_filename) else FOREIGN
-        # Its own globals may be reached as attributes of the module, too. As a rule, an attribute named as a function is another's.
+        # Its own globals may be reached as attributes of the module, too; one named as a function is as a rule another's.
         looked_up = names if prefix else globals_within(code)
         for name in sorted(names & (table.keys() | stored)):
             if name[0] == "@":  # how pytest names itself in a rewritten `assert`, to tell of one that failed

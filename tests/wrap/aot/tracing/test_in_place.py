@@ -154,6 +154,11 @@ def through_windows(x: torch.Tensor) -> list[torch.Tensor]:
     return [made - 1]
 
 
+def through_a_slice_of_windows(x: torch.Tensor) -> list[torch.Tensor]:
+    x.unfold(0, 3, 1)[1].mul_(2)
+    return [x - 1]
+
+
 def through_one_window(x: torch.Tensor) -> list[torch.Tensor]:
     x.as_strided((3, 4), (1, 2))[1].mul_(2)
     return [x - 1]
@@ -168,6 +173,7 @@ def through_one_window(x: torch.Tensor) -> list[torch.Tensor]:
         (beside_one_part, whole_and_folded),
         (through_windows, lambda: [numbers(12)]),
         (through_one_window, lambda: [numbers(12)]),
+        (through_a_slice_of_windows, lambda: [numbers(12)]),
     ],
 )
 def test_Wplus1_a_write_to_what_overlaps_itself_is_refused_and_right(
@@ -181,6 +187,18 @@ def test_Wplus1_a_write_to_what_overlaps_itself_is_refused_and_right(
     expected, found = make(), make()
     assert all(map(torch.equal, call(*found), function(*expected)))
     assert all(map(torch.equal, found, expected))
+
+
+def written_after_windows(x: torch.Tensor) -> list[torch.Tensor]:
+    made, windows = x * 1, x.unfold(0, 4, 2)
+    others = made.unfold(0, 3, 1)
+    x.add_(1)
+    made[2:5].mul_(3)
+    return [windows - 1, others.sum(-1), made]
+
+
+def test_Wplus1_windows_show_what_is_written_beside_them() -> None:
+    twin(written_after_windows, lambda: [numbers(12)])
 
 
 def test_Wplus1_what_overlaps_itself_may_be_read_and_windows_that_do_not_may_be_written() -> None:

@@ -108,8 +108,7 @@ class LineWatch(TorchFunctionMode):
             raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
             self._note(func, args, result)
-            if name in _FOLDS and is_folded(result):
-                self.folded.append(result)
+        self._note_folded(name, args, result)
         return result
 
     def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -122,9 +121,19 @@ class LineWatch(TorchFunctionMode):
             where = _line()
             raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
 
+    def _note_folded(self, name: str, args: Sequence[Any], result: Any) -> None:
+        """Note views in which elements share memory, and views of such."""
+        sources = [other for other in self.folded if any(arg is other for arg in args)]
+        for view in result if isinstance(result, (tuple, list)) else (result,):
+            if not isinstance(view, torch.Tensor) or any(view is other for other in self.folded):
+                continue
+            is_of_one = any(tensors.shares_storage(view, other) for other in sources)
+            if is_of_one or (name in _FOLDS and is_folded(view)):
+                self.folded.append(view)
+
     def _refuse_folded(self, name: str, written: Sequence[torch.Tensor]) -> None:
-        """Refuse a write to memory that a tensor shows more than once: each of its values would be computed of the old ones."""
-        if name not in _FLAGS and any(tensors.shares_storage(one, other) for one in written for other in self.folded):
+        """Refuse a write through what shows memory more than once: each of its values would be computed of the old ones."""
+        if name not in _FLAGS and any(one is other for one in written for other in self.folded):
             why, advice = "writes to a tensor whose own elements share memory", "write to a clone, or without treeplay"
             raise refusal(name, why, _line(), advice)
 

@@ -155,6 +155,16 @@ def in_fewer_bits(x: Tensor, on: Any) -> Tensor:
         return (x[None] @ x[:, None]).float() / 7
 
 
+def test_an_integer_beside_a_float_is_compared_as_python_does_it() -> None:
+    def program(s: Any, x: Tensor) -> Tensor:
+        s.n += 1
+        return x * 3 - (1 if s.n > 2.0**53 else 2)
+
+    state = Solver()
+    state.n = 2**53 - 4
+    beside_eager(program, state, calls=8)
+
+
 @pytest.mark.parametrize("use", [in_training, with_gradients, in_fewer_bits])
 def test_torch_takes_the_outcome_of_a_comparison(use: Callable[[Tensor, Any], Tensor]) -> None:
     def program(s: Any, x: Tensor) -> Tensor:

@@ -35,6 +35,18 @@ def test_a_comparison_is_a_bool_with_a_guard(number: Any, world: ScalarWorld) ->
     assert {str(guard) for guard in world.guards.values()} == {"(s0 > 5.0) is True", "(s0 < 5.0) is False"}
 
 
+def test_an_integer_beside_a_float_is_compared_as_it_is(number: Any, world: ScalarWorld) -> None:
+    many = symbolic(Scalar(world, text="s1", value=2**53 + 1, node=world.graph.placeholder("s1"), integer=True))
+    assert (many > 2.0**53) is True and (many == 2.0**53) is False
+    assert (number != 2**53 + 1) is True and (many < number) is False
+    assert {str(guard) for guard in world.guards.values()} == {
+        "(s1 > 9007199254740992.0) is True",
+        "(s1 == 9007199254740992.0) is False",
+        "(s0 != 9007199254740993) is True",
+        "(s1 < s0) is False",
+    }
+
+
 def test_arithmetic_is_followed(number: Any, world: ScalarWorld) -> None:
     found = [scalar_of(each) for each in (*divmod(number, 2), number // 0.1, math.trunc(number))]
     assert [each.value for each in found if each is not None] == [3.0, 1.0, 7.0 // 0.1, 7] and not world.guards

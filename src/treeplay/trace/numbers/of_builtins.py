@@ -11,6 +11,8 @@ from sys import _getframe  # by name: modules are watched while this is called
 from types import CodeType
 from typing import Any
 
+import torch
+
 from treeplay.observe.lines import OURS, TORCH
 from treeplay.torch_seam.dynamo import skip_code
 from treeplay.torch_seam.patched import ABSENT, Shared, all_wanted, without_stand_in
@@ -73,10 +75,17 @@ def _called(scalar: Scalar, method: str, *args: Any, **kwargs: Any) -> Any:
 _OF_INSTANCES = frozenset(("__dict__", "__module__", "__weakref__"))  # which no number has
 
 
-def _compared(original: Callable[..., Any], number: Any, other: Any) -> Any:
+def _compared(compare: Callable[..., Any], original: Callable[..., Any], number: Any, other: Any) -> Any:
     """The outcome of a comparison, which is known at once: a symbol could not be told from another by `is`, and would be no
     index. torch compares numbers of tensors too, of which the run alone can tell, and takes no outcome of NumPy's class."""
-    found = original(number, other)
+    one = scalar_of(number)
+    is_rounded = type(other) is float or (type(other) is int and abs(other) > 2**53)
+    two = one.fixed(other) if one is not None and is_rounded else scalar_of(other)
+    if one is not None and two is not None and {one.cls, two.cls} == {int, float}:
+        # Beside a float, torch rounds an integer to one, and Python does not.
+        found: Any = torch.SymBool(one.computed(compare, two))
+    else:
+        found = original(number, other)
     scalar = scalar_of(found)
     if scalar is None:
         return found
@@ -102,7 +111,7 @@ def _of_both(fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 _METHODS: dict[str, Callable[..., Any]] = {
-    **{f"__{fn.__name__}__": _compared for fn in COMPARISONS},
+    **{f"__{fn.__name__}__": partial(_compared, fn) for fn in COMPARISONS},
     "__divmod__": _of_both(lambda number, other: (number // other, number % other)),
     "__rdivmod__": _of_both(lambda number, other: (other // number, other % number)),
     # No number is copied.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -289,6 +290,108 @@ def test_arithmetic_that_raises_does_so_as_in_eager(what: str) -> None:
         return x - 1
 
     beside_eager(program)
+
+
+RAISING_FIRST: dict[str, Compute] = {
+    "quotient": lambda n, a: 1 / (n // 4 % 2),
+    "quotient of floats": lambda n, a: 1.5 / (n // 4 * a),
+    "whole quotient": lambda n, a: 7 // (n // 4 % 2) - n,
+    "whole quotient of floats": lambda n, a: 1.5 // (n // 4 % 2) - a,
+    "remainder": lambda n, a: 7 % (n // 4 % 2 * 3),
+    "remainder of floats": lambda n, a: 7.5 % (n // 4 * a),
+    "both": lambda n, a: sum(divmod(7, n // 4 % 2 * 2)),
+    "negative power": lambda n, a: (n // 4 % 2) ** -1 - n,
+    "power": lambda n, a: 10.0 ** (400 - 200 * (n // 4)) / 1e190,
+    "power of math": lambda n, a: math.pow(0.0, n - 3.5),
+    "exponential": lambda n, a: math.exp(800 - 798 * (n // 4)),
+    "hyperbolic sine": lambda n, a: math.sinh(800 - 798 * (n // 4)),
+    "root": lambda n, a: math.sqrt(n - 4),
+    "logarithm": lambda n, a: math.log(n - 3),
+    "arc cosine": lambda n, a: math.acos(4 / n),
+    "remainder of math": lambda n, a: math.fmod(7.0, n // 4 % 2),
+    "integer too big for a float": lambda n, a: 10 ** (400 - 200 * (n // 4)) * 1e-190,
+    "sine": lambda n, a: math.sin(math.inf if n < 4 else n) - a,
+    "whole number": lambda n, a: math.floor((a * 1e200) ** (1 if n >= 4 else 2)) % 7,
+}
+
+
+@pytest.mark.parametrize("what", RAISING_FIRST)
+def test_a_recording_of_a_call_that_handled_what_arithmetic_raised_is_for_such_calls(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n, s.a = s.n + 1, s.a * 1.1
+        try:
+            made = RAISING_FIRST[what](s.n, s.a)
+        except (ArithmeticError, ValueError):
+            made = 0.5
+        return x * made - 1
+
+    beside_eager(program)
+
+
+def test_calls_that_divide_by_zero_and_that_do_not_have_a_recording_each() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        with contextlib.suppress(ZeroDivisionError):
+            return x * (6 / (s.n // 3 % 2)) - s.n
+        return x - 7
+
+    facts = beside_eager(program)
+    assert facts.recordings == 2 and facts.replays >= 4
+
+
+def test_a_rate_that_cannot_be_divided_by() -> None:
+    mine, twin = ([torch.zeros(3, requires_grad=True)] for _ in range(2))
+    optimizers = [torch.optim.SGD(each, lr=0.0) for each in (mine, twin)]
+
+    def program(optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        try:
+            factor = 1 / optimizer.param_groups[0]["lr"]
+        except ZeroDivisionError:
+            factor = 0.5
+        return x * factor - 1
+
+    step = jit(lambda x: program(optimizers[0], x))
+    for rate in (0.0, 0.0, 0.0, 0.1, 0.2, 0.5, 0.0):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = rate
+        assert_same(step(FLOATS), program(optimizers[1], FLOATS))
+
+
+def test_an_argument_of_which_there_is_no_logarithm() -> None:
+    def program(x: Tensor, k: float) -> Tensor:
+        try:
+            factor = math.log(k)
+        except ValueError:
+            factor = -1.0
+        return x * factor - 1
+
+    step = jit(program, on_refusal="eager")
+    for k in (-2.0, -1.0, 0.0, -0.5, 2.0, 3.0, -4.0, 5.0):
+        assert_same(step(FLOATS, k), program(FLOATS, k))
+
+
+UNUSED: dict[str, Compute] = {
+    "quotient": lambda n, a: 1 / (n // 5 - 1),
+    "of what cannot be computed": lambda n, a: 2 * (1 / (5 - n)) + 1,
+    "root": lambda n, a: math.sqrt(5 - n),
+    "exponential": lambda n, a: math.exp(n * 120),
+    "power": lambda n, a: (a * 1e50) ** n,
+}
+
+
+@pytest.mark.parametrize("what", UNUSED)
+def test_arithmetic_whose_result_is_not_used_raises_all_the_same(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        try:
+            UNUSED[what](s.n, s.a)
+        except ArithmeticError:
+            return x - 7
+        except ValueError:
+            return x - 9
+        return x * 3 - s.n
+
+    assert beside_eager(program).replays >= 2
 
 
 def test_arithmetic_that_raises_leaves_state_as_eager_does() -> None:

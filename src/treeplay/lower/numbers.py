@@ -17,11 +17,8 @@ import torch.fx
 from treeplay.codegen import Writer, list_of, load_source
 from treeplay.errors import NoNumber
 from treeplay.torch_seam.operators import OpOverload
-from treeplay.values.arithmetic import FORMS, operand
+from treeplay.values.arithmetic import FORMS, NOT_COMPUTED, operand
 from treeplay.values.same import is_same
-
-NOT_COMPUTED = (ArithmeticError, ValueError)
-"""What Python raises for want of a number."""
 
 
 @dataclass(frozen=True, slots=True)

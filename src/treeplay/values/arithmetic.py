@@ -40,6 +40,11 @@ FORMS: dict[Any, str] = {
 CALLS = frozenset({abs, float, round, *FUNCTIONS})
 """Of these the ones that are calls, which need no parentheses around them."""
 COMPARISONS = frozenset({operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge})
+DIVISIONS = frozenset({operator.truediv, operator.floordiv, operator.mod})
+PARTIAL = frozenset({*DIVISIONS, operator.pow, round, *FUNCTIONS})
+"""Of some numbers, Python cannot compute these."""
+NOT_COMPUTED = (ArithmeticError, ValueError)
+"""What it raises there."""
 
 
 def operand(words: str) -> str:

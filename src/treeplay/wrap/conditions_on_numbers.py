@@ -17,6 +17,7 @@ from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import as_float, is_float
 from treeplay.trace.signature.make import mentions
+from treeplay.values.arithmetic import literal
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.signature import Input, Number, is_integer_of_64_bits
 from treeplay.values.sizes import AskedOfSizes
@@ -115,7 +116,7 @@ class Branches(Condition):
         if isinstance(expected, bool):
             text.require(expression if expected else f"not {expression}")
         else:
-            text.require(f"{expression} == {expected!r}")
+            text.require(f"{expression} == {literal(expected)}")
 
     @property
     def names(self) -> set[str]:

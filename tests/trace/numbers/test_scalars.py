@@ -60,6 +60,31 @@ def test_a_decision_leaves_a_guard(world: ScalarWorld, decide: Callable[..., Any
     assert {str(guard) for guard in world.guards.values()} == guards
 
 
+@pytest.mark.parametrize(
+    ("compute", "guards"),
+    [
+        (lambda s: 1 / (s - 3), {"((s0 - 3.0) == 0.0) is True"}),
+        (lambda s: s / 0.0, set()),  # as always
+        (lambda s: (s - 3) ** -1.0, {"((s0 - 3.0) >= 0.0) is True", "(s0 - 3.0) is 0.0"}),
+        (lambda s: 1e200**s, {"s0 is 3.0"}),
+        (lambda s: scalar_of(2 - s).computed(math.sqrt), {"(2.0 - s0) is -1.0"}),
+    ],
+)
+def test_numbers_that_cannot_be_computed_with_are_guarded(
+    world: ScalarWorld, compute: Callable[..., Any], guards: set[str]
+) -> None:
+    with pytest.raises((ArithmeticError, ValueError)):
+        compute(number(world))
+    assert {str(guard) for guard in world.guards.values()} == guards
+
+
+def test_what_no_replay_computes_is_a_guard_if_python_may_not_be_able_to(world: ScalarWorld) -> None:
+    one = number(world)
+    _ = 1 / (one - 2), one / 4, one * 3
+    assert [str(guard) for guard in world.all_guards(())] == ["((1.0 / (s0 - 2.0))) is not None is True"]
+    assert not world.all_guards(["((1.0 / (s0 - 2.0)) + 1.0)"])
+
+
 def test_a_comparison_that_nobody_decides_on_leaves_none(world: ScalarWorld) -> None:
     _ = number(world) != 0
     assert not world.guards

@@ -36,10 +36,11 @@ from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, keeps_for_backward, told_inputs
-from treeplay.lower.numbers import NOT_COMPUTED, known_before, scalar_nodes
+from treeplay.lower.numbers import known_before, scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.schemas import COPIES, EMPTY, aten
 from treeplay.torch_seam.tensors import empty_strided_host
+from treeplay.values.arithmetic import NOT_COMPUTED
 from treeplay.values.spec import TensorSpec
 
 _RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs", "increment_versions"})

@@ -25,7 +25,7 @@ from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.trace.numbers.asked_by_torch import AskedByTorch
 from treeplay.trace.numbers.numpy_numbers import as_pythons, numpys_class
 from treeplay.trace.numbers.world import ScalarWorld
-from treeplay.values.arithmetic import CALLS, COMPARISONS, FORMS, FUNCTIONS, literal
+from treeplay.values.arithmetic import CALLS, COMPARISONS, DIVISIONS, FORMS, FUNCTIONS, NOT_COMPUTED, PARTIAL, literal
 from treeplay.values.signature import is_integer_of_64_bits
 
 SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -134,7 +134,7 @@ class Scalar(AskedByTorch):
 
     def decide(self) -> float | bool:
         """Its value, which is guarded."""
-        if not self.world.is_mine:
+        if not self.world.is_mine or not isinstance(self.node, torch.fx.Node):
             return self.value
         if self.text is None:
             raise Refusal.of(
@@ -169,13 +169,13 @@ class Scalar(AskedByTorch):
         known, boolean = None not in texts, fn in COMPARISONS
         is_given = known or not others
         # Numbers of tensors have no value: any will do, since `_decide` refuses to tell it.
-        value: float | bool = fn(*(each.value for each in of)) if is_given else False if boolean else 1.0
+        value: float | bool = _value_of(fn, of) if is_given else False if boolean else 1.0
         if not self.world.is_mine:
             return self.fixed(value, boolean=boolean)
         # Of constants, as the outcome of a comparison is one in arithmetic, there is nothing to compute in the graph.
         nodes = [each.node for each in of]
         words = FORMS[fn].format(*texts)
-        return Scalar(
+        made = Scalar(
             self.world,
             text=None if not known else words if fn in CALLS else f"({words})",
             value=value,
@@ -184,6 +184,9 @@ class Scalar(AskedByTorch):
             integer=type(value) is int,
             is_numpys=any(each.is_numpys for each in of) and fn not in FUNCTIONS,
         )
+        if fn in PARTIAL and not (fn in DIVISIONS and not isinstance(nodes[-1], torch.fx.Node)):
+            self.world.note_partial(made.text, made.node)
+        return made
 
     def pos(self) -> Scalar:
         return self
@@ -199,6 +202,20 @@ class Scalar(AskedByTorch):
         if self.text is None or self.is_numpys:  # whose floats round in another way
             return self.fixed(round(self.cls(self.decide()), digits))
         return self.computed(round, Scalar(self.world, text=repr(digits), value=digits, node=digits))
+
+
+def _value_of(fn: Callable[..., Any], of: tuple[Scalar, ...]) -> float | bool:
+    try:
+        found: float | bool = fn(*(each.value for each in of))
+    except NOT_COMPUTED as error:
+        # The program may handle it, and go another way where a number can be computed: that each call asks.
+        if isinstance(error, ZeroDivisionError) and fn in DIVISIONS:
+            of[-1].computed(operator.eq, of[-1].wrap_int(0)).decide()
+        else:
+            for each in of:
+                each.decide()
+        raise
+    return found
 
 
 def _install(name: str, fn: Callable[..., Any]) -> None:

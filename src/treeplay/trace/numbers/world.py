@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -34,6 +34,7 @@ class ScalarWorld:
 
     graph: torch.fx.Graph
     guards: dict[str, ScalarGuard] = field(default_factory=dict)
+    partial: list[tuple[str, torch.fx.Node]] = field(default_factory=list)
     reads: Reads | None = None  # which is not to note what we do ourselves
     thread: int = field(default_factory=get_ident)
 
@@ -52,6 +53,22 @@ class ScalarWorld:
         if text not in self.guards:
             where = None if isinstance(expected, bool) else self._unnoted(user_location)
             self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected, where)))
+
+    def note_partial(self, text: str | None, node: Any) -> None:
+        """Remember what was computed, and could not be of other numbers."""
+        if text is not None and isinstance(node, torch.fx.Node):
+            self._unnoted(lambda: self.partial.append((text, node)))
+
+    def all_guards(self, stored: Iterable[str]) -> tuple[ScalarGuard, ...]:
+        """Those of the run whose graph is complete. Where Python cannot compute what the run did, it raises, which the program
+        may handle: so what no replay computes, for an operator, a guard or to store it, is a guard of its own."""
+        computed = dict.fromkeys([*self.guards, *stored, *(text for text, node in self.partial if node.users)])
+        found = list(self.guards.values())
+        for text, _ in reversed(self.partial):
+            if text not in computed and not any(text in each for each in computed):
+                computed[text] = None
+                found.append(ScalarGuard(f"({text}) is not None", expected=True))
+        return tuple(found)
 
     def _unnoted(self, do: Callable[[], Any]) -> Any:
         was_noting = self.reads is not None and self.reads.pause()

@@ -76,7 +76,7 @@ def make_signature(
         leaves=leaves_of_call(call),
         inputs=inputs,
         numbers=numbers,
-        guards=tuple(run.tracer.world.guards.values()),
+        guards=run.tracer.world.all_guards(stored),
         watches=watches,
         identities=identities,
         lengths=lengths,

@@ -31,8 +31,8 @@ class GeneratedFunction(torch.autograd.Function):
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> Any:
         # Compiled autograd runs a backward node by node and refuses those that want a list, which it asks for after this.
-        # One who has used it gets tuples everywhere from then on, and both are taken apart.
-        GeneratedFunction.boxed_grads_call = False
+        # The backward of one that it has met gets tuples from then on, and takes both.
+        ctx._forward_cls.boxed_grads_call = False
         return torch.autograd.Function._compiled_autograd_key(ctx)
 
 

@@ -18,17 +18,38 @@ import torch
 
 from treeplay.torch_seam.fakes import device_of
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.torch_seam.operators import by_others, is_made_of_others
+from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_cast_inside, is_made_of_others
 from treeplay.torch_seam.schemas import leaves_of, returns_view
 
 
 def taken_apart(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The results of an operator by those that it is made of, which `mode` sees; NotImplemented if it stays whole, as what
-    gives a view does: it may not give one that another operator has made."""
-    if not torch.is_inference_mode_enabled() or returns_view(func):
-        return NotImplemented
-    devices = {device_of(leaf).type for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-    if not devices or not all(is_made_of_others(func, device) for device in devices):
+    """The results of an operator by those that it is made of, which `mode` sees; NotImplemented if it stays whole."""
+    is_wanted = is_by_others_alone(func) if is_cast_inside(func) else _arrives_whole(func, args, kwargs)
+    if not is_wanted:
         return NotImplemented
     with mode:  # entered anew: inside of `__torch_dispatch__` it is off
         return by_others(func, args, kwargs)
+
+
+class TakesApart(TorchDispatchMode):
+    """For a block in which the program runs once more: what the trace saw taken apart is taken apart there, too."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_cast_inside(func) and is_by_others_alone(func):
+            with self:
+                return by_others(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _arrives_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator is one that would not arrive in another mode. What gives a view stays whole: it may not give one that
+    another operator has made."""
+    if not torch.is_inference_mode_enabled() or returns_view(func):
+        return False
+    devices = {device_of(leaf).type for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    return bool(devices) and all(is_made_of_others(func, device) for device in devices)

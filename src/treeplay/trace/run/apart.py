@@ -1,8 +1,10 @@
-"""Operators that are made of others, under inference mode, where they arrive whole: in any other mode they do not.
+"""Operators that are made of others: those without a kernel under inference mode, where they arrive whole (in any other mode
+they do not), and those whose kernels call others, under autocast.
 
     einsum(x, w)       ─▶    permute(x), permute(w), bmm     of casts of both under autocast
     linear(x, w, b)    ─▶    t(w), reshape(x), mm, add       where `w` needs a gradient
                              t(w), bmm, add                  where it does not
+    _trilinear(x, w)   ─▶    bmm, ...                        of casts under autocast
 
 Called whole by a mode that watches, or by a replay, such an operator would do otherwise than where nobody watches: no autocast
 is between it and the others, no conjugate is resolved, and no view of a parameter tells that it needs a gradient, by which the

@@ -241,10 +241,7 @@ def why_not_followed(func: Any) -> tuple[str, str] | None:
         return why, 'use torch.compile(program, backend="treeplay"), which takes such operators'
     if is_cast_inside(func) and not is_by_others_alone(func):
         why = "computes with other operators inside of its kernel, which autocast casts and a recording would not"
-        return (
-            why,
-            "call it in a block of torch.autocast(device, enabled=False), with arguments of the dtype to compute in",
-        )
+        return why, "call it where autocast is off, with arguments and weights of the dtype to compute in"
     return None
 
 

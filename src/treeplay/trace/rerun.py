@@ -38,7 +38,6 @@ from treeplay.trace.restore.apart import told_apart
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
-from treeplay.trace.run.apart import TakesApart
 from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.saved_only import SavedOnly
@@ -174,7 +173,6 @@ class Rerun:
         try:
             with (
                 ReadsAsInTheTrace(reads) if reads else contextlib.nullcontext(),
-                TakesApart(),
                 mode_in_backward(self._substitution.mode()),
                 # Noted by the first run that has other threads beside it; later runs read and store the same.
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,

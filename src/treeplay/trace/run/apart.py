@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import Refusal
+from treeplay.observe.lines import user_location
 from treeplay.torch_seam.fakes import device_of
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_cast_inside, is_made_of_others
+from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_cast_inside, is_made_of_others, name_of
 from treeplay.torch_seam.schemas import leaves_of, returns_view
 
 
@@ -33,8 +35,16 @@ def taken_apart(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs:
         return by_others(func, args, kwargs)
 
 
+def why_not_taken_apart(func: Any) -> tuple[str, str] | None:
+    """Why an operator can be recorded neither whole nor by others, and what to do instead."""
+    if not is_cast_inside(func) or is_by_others_alone(func):
+        return None
+    why = "computes with other operators inside of its kernel, which autocast casts and a recording would not"
+    return why, "call it where autocast is off, with arguments and weights of the dtype to compute in"
+
+
 class TakesApart(TorchDispatchMode):
-    """For a block in which the program runs once more: what the trace saw taken apart is taken apart there, too."""
+    """For a block that torch traces, whose own tracing leaves what kernels call to them, without autocast."""
 
     supports_higher_order_operators = True
 
@@ -42,10 +52,12 @@ class TakesApart(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_cast_inside(func) and is_by_others_alone(func):
-            with self:
-                return by_others(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        if not is_cast_inside(func):
+            return func(*args, **(kwargs or {}))
+        if (unfit := why_not_taken_apart(func)) is not None:
+            raise Refusal.of(name_of(func), *unfit, user_location())
+        with self:
+            return by_others(func, args, kwargs or {})
 
 
 def _arrives_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

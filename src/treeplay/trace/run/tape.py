@@ -17,10 +17,11 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.layers import is_parametrized_cache
-from treeplay.torch_seam.operators import HigherOrderOperator, is_by_others_alone, is_cast_inside
+from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of, unusual
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.scalars import Scalar
+from treeplay.trace.run.apart import why_not_taken_apart
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
@@ -239,10 +240,7 @@ def why_not_followed(func: Any) -> tuple[str, str] | None:
     if isinstance(func, HigherOrderOperator):
         why = "takes functions, which a trace does not follow"
         return why, 'use torch.compile(program, backend="treeplay"), which takes such operators'
-    if is_cast_inside(func) and not is_by_others_alone(func):
-        why = "computes with other operators inside of its kernel, which autocast casts and a recording would not"
-        return why, "call it where autocast is off, with arguments and weights of the dtype to compute in"
-    return None
+    return why_not_taken_apart(func)
 
 
 def why_unknown(func: Any, tensor: torch.Tensor) -> tuple[str, str, str]:

@@ -167,3 +167,25 @@ def test_a_region_around_several_steps_casts_weights_anew_on_each() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         losses = [float(step(inputs, targets)) for _ in range(12)]
     assert losses[-1] < losses[2]
+
+
+PRODUCTS_IN_BACKWARD = {
+    "inv": lambda x: torch.linalg.inv(x * 2),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None] - 1, x[None] * 2),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS_IN_BACKWARD)
+def test_the_callers_backward_behind_autocast_casts_nothing(name: str) -> None:
+    def gradient(program: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = program(x)
+        (found,) = torch.autograd.grad(out.sin().sum(), x)
+        return found
+
+    program = PRODUCTS_IN_BACKWARD[name]
+    jitted = jit(lambda x: program(x) * 1)
+    for _ in range(4):
+        x = torch.randn(6, 6, requires_grad=True)
+        assert_same(gradient(jitted, x), gradient(program, x))
+    assert jitted.statistics().replays == 3

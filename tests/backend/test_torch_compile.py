@@ -436,3 +436,22 @@ def test_a_loss_of_no_elements_runs_as_it_is_and_is_told_why():
     (gradient,) = torch.autograd.grad(found, [net.weight])
     (expected,) = torch.autograd.grad(loss(x, y), [net.weight])
     assert found.isnan() and torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("name", ["bilinear", "pinv", "encoder"])
+def test_autocast_casts_what_a_kernel_computes_with(name):
+    bilinear, encoder = nn.Bilinear(6, 6, 5), nn.TransformerEncoderLayer(6, 2, 16, batch_first=True).eval()
+    run = {
+        "bilinear": lambda x: bilinear(x, x - 1) * 2,
+        "pinv": lambda x: torch.linalg.pinv(x) * 2,
+        "encoder": lambda x: encoder(x[None]) * 2,
+    }[name]
+    ours = compiled(run, inner="aten")
+    is_refused = name == "encoder"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            x = torch.randn(4, 6)
+            found, wanted = ours(x), run(x)
+            assert found.dtype is wanted.dtype and torch.equal(found, wanted)
+    assert any("inside of its kernel" in str(one.message) for one in told) is is_refused

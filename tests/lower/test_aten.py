@@ -250,6 +250,17 @@ def test_an_lstm_trains_as_eager(poison):
     assert_trains_as_eager(lambda: Training(Recurrent(), OPTIMIZERS["adamw"], mse), batches, poison=poison)
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_an_lstm_that_nobody_trains_runs_in_the_grad_mode_of_its_call(mode):
+    lstm = nn.LSTM(6, 5).requires_grad_(False)
+    jitted = jit(lstm)
+    with mode():
+        for _ in range(4):
+            x = torch.randn(3, 1, 6)
+            assert_bitwise(snapshot(jitted(x)[0]), snapshot(lstm(x)[0]), "results")
+    assert jitted.statistics().replays == 3
+
+
 def next_token(model, ids):
     return F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 

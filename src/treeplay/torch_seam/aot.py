@@ -21,6 +21,10 @@ _GUESSES_ZEROS = "disable_guess_zero_tangent_for_mutated_input_subclass"
 # Torch guesses that no gradient arrives for a written argument that is made of other tensors, and makes plain zeros. Ours
 # are made of the same parts as the argument, so whatever arrives has its class.
 
+_IN_BACKWARD = "backward_pass_autocast"
+# Unless told otherwise, torch traces a backward under the autocast of its forward; eager runs it under that of its caller,
+# who is advised to have left autocast by then.
+
 
 class GeneratedFunction(torch.autograd.Function):
     """What generated autograd functions are derived from."""
@@ -72,6 +76,8 @@ def traced(
     # Most graphs are read and taken apart and never run: each one's code is generated when it is called.
     with contextlib.ExitStack() as stack, _use_lazy_graph_module(True):
         options: dict[str, Any] = {_GUESSES_ZEROS: True} if hasattr(functorch_config, _GUESSES_ZEROS) else {}
+        if getattr(functorch_config, _IN_BACKWARD, None) == "same_as_forward":
+            options[_IN_BACKWARD] = "off"
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False, **options))
         if writes_inside is None:
             writes_inside = not needs_gradient

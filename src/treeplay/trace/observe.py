@@ -13,7 +13,7 @@ from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import TorchDispatchMode, native_layers
-from treeplay.torch_seam.operators import HigherOrderOperator
+from treeplay.torch_seam.operators import HigherOrderOperator, as_unwatched, is_cast_inside
 from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import LIFTS, is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
@@ -52,7 +52,7 @@ class Observer(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):  # which no trace follows: there will be nothing to compare
             return func(*args, **kwargs)
         if func in _UNLOGGED or func.namespace == "profiler" or self.log.failure is not None:
-            return func(*args, **kwargs)
+            return as_unwatched(func, args, kwargs) if is_cast_inside(func) else func(*args, **kwargs)
         if (out := taken_apart(self, func, args, kwargs)) is not NotImplemented:
             return out
         try:
@@ -60,7 +60,7 @@ class Observer(TorchDispatchMode):
         except Exception as error:  # the program's effects happen all the same
             self.log.failure = error
             asked, position = None, 0
-        out = func(*args, **kwargs)
+        out = as_unwatched(func, args, kwargs) if is_cast_inside(func) else func(*args, **kwargs)
         if is_foreach_write(func):
             tell_autograd(func, args)
         if asked is not None:

@@ -1,4 +1,5 @@
-"""Under inference mode, operators that are made of others do as where nobody watches: in the first call and in replays."""
+"""Operators that compute with others do as where nobody watches, in the first call and in replays: those that are made of
+others under inference mode, and those whose kernels call others under autocast."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 from support import assert_same, jit
+from treeplay import Refusal
+from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.operators import as_unwatched, is_cast_inside
 
 MATRIX, COMPLEX = torch.randn(5, 6), torch.randn(4, 4, dtype=torch.complex64)
 PARAMETER = nn.Parameter(torch.randn(6, 6))
@@ -85,3 +89,66 @@ def test_autocast_casts_what_an_operator_is_made_of(name: str, is_inside: bool) 
 )
 def test_what_is_lazy_in_an_operator_is_resolved(program: Callable[..., Any]) -> None:
     _replays(program, lambda: torch.randn(4, 4))
+
+
+THETA, BILINEAR = torch.randn(1, 2, 3), nn.Bilinear(6, 6, 5)
+KERNELS = {
+    "affine_grid": lambda x: nn.functional.affine_grid(THETA * x[0, 0], [1, 1, 2, 2], align_corners=False) * 2 - 1,
+    "bilinear": lambda x: BILINEAR(x, x - 1) * 2 - 1,
+    "pinv": lambda x: torch.linalg.pinv(x) * 2 - 1,
+}
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("name", KERNELS)
+def test_autocast_casts_what_a_kernel_computes_with(name: str, mode: Any) -> None:
+    program = KERNELS[name]
+    jitted = jit(program)
+    for _ in range(4):
+        x = torch.randn(4, 6)
+        with mode(), torch.autocast("cpu", torch.bfloat16):
+            assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize("name", ["affine_grid", "bilinear"])
+def test_autocast_casts_what_a_kernel_computes_with_that_the_caller_differentiates(name: str) -> None:
+    def gradients(program: Callable[..., Any], x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = program(x)
+        return out.detach(), *torch.autograd.grad(out.float().sin().sum(), x)
+
+    program = KERNELS[name]
+    jitted = jit(program)
+    for _ in range(4):
+        x = torch.randn(4, 6, requires_grad=True)
+        assert_same(gradients(jitted, x), gradients(program, x))
+    assert jitted.statistics().replays == 3
+
+
+def test_a_native_kernel_that_computes_with_others_is_refused_under_autocast_alone() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    jitted, x = jit(layer), torch.randn(2, 4, 8)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            assert_same(jitted(x), layer(x))
+            with pytest.raises(Refusal, match=r"_transformer_encoder_layer_fwd.* autocast casts") as caught:
+                jitted(x)
+        for _ in range(3):
+            assert_same(jitted(x), layer(x))
+    assert caught.value.where is not None
+    assert jitted.statistics().replays > 0
+
+
+@pytest.mark.parametrize("is_cast", [True, False], ids=["autocast", "no autocast"])
+def test_a_mode_is_told_of_autocast_inside_of_a_kernel(is_cast: bool) -> None:
+    class Unwatched(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            assert is_cast_inside(func) is (is_cast and func is torch.ops.aten._trilinear.default)
+            return as_unwatched(func, args, kwargs or {}) if is_cast_inside(func) else func(*args, **(kwargs or {}))
+
+    x, w = torch.randn(4, 6), torch.randn(3, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        wanted = torch.bilinear(x, x - 1, w)
+        with Unwatched():
+            assert torch.equal(torch.bilinear(x, x - 1, w), wanted)

@@ -35,7 +35,7 @@ from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_sp
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
-from treeplay.lower.aten.uses import endings, keeps_for_backward, told_inputs
+from treeplay.lower.aten.uses import endings, runs_with_gradients, told_inputs
 from treeplay.lower.numbers import known_before, scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.schemas import COPIES, EMPTY, aten
@@ -221,7 +221,7 @@ class GraphEmitter:
 
     def _write_call(self, node: Node, op: OpOverload) -> None:
         op, args = self.numbers.with_cell(op, node.args)
-        if keeps_for_backward(node):
+        if runs_with_gradients(node):
             words = self.text.call_by(with_gradients_on(op), op, args, dict(node.kwargs))
         else:
             words = self.text.call(op, args, dict(node.kwargs))

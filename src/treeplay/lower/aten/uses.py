@@ -34,6 +34,12 @@ def keeps_for_backward(node: Node) -> bool:
     return kept is not None and any(part.args[1] == kept for part in node.users)
 
 
+def runs_with_gradients(node: Node) -> bool:
+    """Whether gradients are on while the operator of a node runs: where it keeps something for a backward, used or not, its
+    library takes another kernel, whose last bits differ."""
+    return keeps_for_backward(node) or bool(node.meta.get("is_keeping"))
+
+
 def endings(graph: torch.fx.Graph, layout: StoragePlan) -> dict[Node, list[Storage | Node]]:
     """What is over after each node: storages that operators allocated, and results that were taken apart."""
     nodes = list(graph.nodes)

@@ -21,6 +21,7 @@ from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of, unusual
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.scalars import Scalar
+from treeplay.trace.run.apart import why_not_taken_apart
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
@@ -239,7 +240,7 @@ def why_not_followed(func: Any) -> tuple[str, str] | None:
     if isinstance(func, HigherOrderOperator):
         why = "takes functions, which a trace does not follow"
         return why, 'use torch.compile(program, backend="treeplay"), which takes such operators'
-    return None
+    return why_not_taken_apart(func)
 
 
 def why_unknown(func: Any, tensor: torch.Tensor) -> tuple[str, str, str]:

@@ -25,6 +25,7 @@ from treeplay.torch_seam.autograd import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import (
+    KEEPS_FOR_BACKWARD,
     LIFTS,
     is_foreach_write,
     is_random,
@@ -146,6 +147,8 @@ class Tracer(TorchDispatchMode):
         node = self.tape.call(func, node_args, node_kwargs, where=where)
         if is_untold:
             node.meta["is_untold"] = True
+        if func in KEEPS_FOR_BACKWARD:
+            node.meta["is_keeping"] = torch.is_grad_enabled()
         self._note_writes(func, args, kwargs, where, is_untold=is_untold)
         if is_foreach_write(func):
             tell_autograd(func, args)

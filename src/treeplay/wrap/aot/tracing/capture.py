@@ -16,6 +16,7 @@ from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.autograd import history
 from treeplay.torch_seam.symbols import divided_as_known, floats_divided
+from treeplay.trace.run.apart import TakesApart
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
 
@@ -80,7 +81,8 @@ class _WatchedFunction(torch.nn.Module):
         self.seen.versioned.clear()
         self.seen.reshaped_then_written = None
         histories = [_history(value) for value in inputs]
-        with LineWatch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
+        watching = LineWatch(self.seen, inputs, self.leaves, self.names)
+        with TakesApart(), watching as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)

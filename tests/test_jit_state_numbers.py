@@ -283,7 +283,7 @@ def test_a_count_that_begins_anew() -> None:
             agent.count = 0
         return x * agent.count - 1
 
-    beside_eager(program, calls=20)
+    assert beside_eager(program, calls=20).statistics().replays >= 16
 
 
 def test_a_schedule_of_the_users_own_inside_of_the_step() -> None:
@@ -311,6 +311,39 @@ def test_a_schedule_of_the_users_own_inside_of_the_step() -> None:
         assert_same(list(mine.net.parameters()), list(twin.net.parameters()))
         assert mine.optimizer.param_groups[0]["lr"] == twin.optimizer.param_groups[0]["lr"]
     assert jitted.statistics().replays >= 7
+
+
+@pytest.mark.parametrize(
+    "rate_at",
+    [
+        lambda step: 0.1 * min(1.0, step / 5),  # a warm-up, which ends at a constant
+        lambda step: 0.1 if step % 2 else 0.2,
+    ],
+)
+def test_a_rate_that_the_program_sets_to_a_constant(rate_at: Callable[[int], float]) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(3)
+            self.net, self.steps = nn.Linear(3, 1), 0
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3)
+
+        def step(self, x: Tensor) -> None:
+            self.steps += 1
+            self.optimizer.param_groups[0]["lr"] = rate_at(self.steps)
+            self.optimizer.zero_grad()
+            self.net(x).square().mean().backward()
+            self.optimizer.step()
+
+    mine, twin = Trainer(), Trainer()
+    jitted = jit(mine.step)
+    for call in range(14):
+        if call == 10:
+            mine.optimizer.param_groups[0]["lr"] = twin.optimizer.param_groups[0]["lr"] = 0.7
+        x = torch.randn(4, 3)
+        jitted(x), twin.step(x)
+        assert_same(list(mine.net.parameters()), list(twin.net.parameters()))
+        assert mine.optimizer.param_groups[0]["lr"] == twin.optimizer.param_groups[0]["lr"]
+    assert jitted.statistics().replays >= 11
 
 
 def test_a_program_that_raises_has_counted() -> None:

@@ -587,6 +587,50 @@ def test_counts_in_dictionaries_of_each_kind(make: Any) -> None:
     assert jitted.statistics().replays >= 10
 
 
+def _counted_by_key(agent: Agent, x: Tensor) -> Tensor:
+    agent.table[agent.name] += 1
+    return x * agent.table[agent.name] - 1
+
+
+def _gone_through(agent: Agent, x: Tensor) -> Tensor:
+    agent.table.update({key: value + 2 for key, value in agent.table.items()})
+    return sum((weight * x - 1 for weight in agent.table.values()), x)
+
+
+def _counted_by_name(agent: Agent, x: Tensor) -> Tensor:
+    setattr(agent, agent.name, getattr(agent, agent.name) + 1)
+    return x * getattr(agent, agent.name) - 1
+
+
+@pytest.mark.parametrize("program", [_counted_by_key, _gone_through, _counted_by_name])
+def test_numbers_under_strings_that_code_computes(program: Program) -> None:
+    def named(agent: Agent, x: Tensor) -> Tensor:
+        return program(agent, x)
+
+    mine, twin = Agent(), Agent()
+    mine.name = twin.name = "visits"
+    mine.visits = twin.visits = 0
+    mine.table, twin.table = {"visits": 0, "weight": 0.5}, {"visits": 0, "weight": 0.5}
+    jitted = jit(lambda x: named(mine, x))
+    for call in range(CALLS):
+        mine.table["weight"] = twin.table["weight"] = 0.5**call
+        assert_same(jitted(torch.ones(3)), named(twin, torch.ones(3)))
+        assert_same(mine.state(), twin.state())
+    assert jitted.statistics().replays >= CALLS - 3
+
+
+def test_a_capture_reads_numbers_under_strings_that_code_computes() -> None:
+    table = {"first": 1.0, "second": 2.0}
+
+    def program(x: Tensor) -> Tensor:
+        return sum((x * weight - 1 for weight in table.values()), x)
+
+    jitted = jit(program, lower="capture")
+    for number in [1.0, 1.0, 1.0, 3.0, 3.0, 1.0]:
+        table["first"] = number
+        assert_same(jitted(torch.ones(3)), program(torch.ones(3)))
+
+
 _calls = 0
 
 

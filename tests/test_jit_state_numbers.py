@@ -172,6 +172,40 @@ def test_a_number_that_is_set_between_calls_is_an_input(what: str) -> None:
     assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
 
 
+def _into_state(agent: Agent, x: Tensor) -> Tensor:
+    torch.sub(x, agent.mean, alpha=agent.rate, out=agent.mean)
+    return agent.mean * 2 - x
+
+
+def _into_new(agent: Agent, x: Tensor) -> Tensor:
+    made = [torch.empty(size) for size in (3, 3, 3, 0)]
+    torch.mul(x, agent.rate, out=made[0])
+    torch.lerp(x, agent.mean, agent.rate, out=made[1])
+    torch.clamp(x, max=agent.rate * 4, out=made[2])
+    torch.addcdiv(x, agent.mean, x + 1, value=agent.rate, out=made[3])
+    return made[0] - made[1] * made[2] - made[3]
+
+
+def halves(agent: Agent, call: int) -> None:
+    agent.rate = 0.5**call  # which compiled code multiplies with as exactly
+
+
+INTO: Any = pytest.mark.parametrize("program", [_into_state, _into_new])
+
+
+@INTO
+def test_a_number_of_an_operator_that_is_given_its_result(program: Program) -> None:
+    found = beside_eager(program, rate_of).statistics()
+    assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
+
+
+@pytest.mark.compile
+@INTO
+def test_a_number_of_an_operator_that_is_given_its_result_compiled(program: Program) -> None:
+    found = beside_eager(program, halves, lower="inductor").statistics()
+    assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
+
+
 def keeps_text(agent: Agent, x: Tensor) -> Tensor:
     agent.text = f"{agent.rate}"
     return x * agent.rate - 1

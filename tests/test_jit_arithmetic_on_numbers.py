@@ -77,9 +77,21 @@ MATH: dict[str, Compute] = {
     "as a value": lambda n, a: sum(map(math.fabs, (a, -n))),  # of these two, no recording computes the value
     "to a base": lambda n, a: math.log(n + 1, 3),
 }
+ASKED: dict[str, Compute] = {
+    "finite": lambda n, a: 2.0 if math.isfinite(a * 1e308) else 3.0 - a,
+    "no number": lambda n, a: 2.0 if math.isnan(a - n) or math.isinf(n) else 3.0 - a,
+    "close": lambda n, a: math.isclose(n, 5) - a,
+    "close enough": lambda n, a: math.isclose(n, a, rel_tol=0.5) - a,
+}
 ALL = {
     f"{kind}, {name}": compute
-    for kind, every in {"comparisons": COMPARISONS, "rounded": ROUNDED, "numpy": NUMPYS, "math": MATH}.items()
+    for kind, every in {
+        "comparisons": COMPARISONS,
+        "rounded": ROUNDED,
+        "numpy": NUMPYS,
+        "math": MATH,
+        "asked": ASKED,
+    }.items()
     for name, compute in every.items()
 }
 
@@ -117,6 +129,16 @@ def test_what_an_operator_is_given(what: str) -> None:
         return x * ALL[what](s.n, s.a) - 1
 
     beside_eager(program)
+
+
+def test_what_math_is_asked_of_a_number_is_a_branch() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        s.made = math.isclose(s.n, 50), math.isnan(s.a)
+        return x - s.n if math.isfinite(s.n * 3e307) else x * 2 - s.n
+
+    found = beside_eager(program)
+    assert (found.refusals, found.recordings) == (0, 2) and found.replays >= 6
 
 
 def test_comparisons_are_counted() -> None:

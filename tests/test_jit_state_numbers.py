@@ -172,6 +172,40 @@ def test_a_number_that_is_set_between_calls_is_an_input(what: str) -> None:
     assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
 
 
+def _into_state(agent: Agent, x: Tensor) -> Tensor:
+    torch.sub(x, agent.mean, alpha=agent.rate, out=agent.mean)
+    return agent.mean * 2 - x
+
+
+def _into_new(agent: Agent, x: Tensor) -> Tensor:
+    made = [torch.empty(size) for size in (3, 3, 3, 0)]
+    torch.mul(x, agent.rate, out=made[0])
+    torch.lerp(x, agent.mean, agent.rate, out=made[1])
+    torch.clamp(x, max=agent.rate * 4, out=made[2])
+    torch.addcdiv(x, agent.mean, x + 1, value=agent.rate, out=made[3])
+    return made[0] - made[1] * made[2] - made[3]
+
+
+def halves(agent: Agent, call: int) -> None:
+    agent.rate = 0.5**call  # which compiled code multiplies with as exactly
+
+
+INTO: Any = pytest.mark.parametrize("program", [_into_state, _into_new])
+
+
+@INTO
+def test_a_number_of_an_operator_that_is_given_its_result(program: Program) -> None:
+    found = beside_eager(program, rate_of).statistics()
+    assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
+
+
+@pytest.mark.compile
+@INTO
+def test_a_number_of_an_operator_that_is_given_its_result_compiled(program: Program) -> None:
+    found = beside_eager(program, halves, lower="inductor").statistics()
+    assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
+
+
 def keeps_text(agent: Agent, x: Tensor) -> Tensor:
     agent.text = f"{agent.rate}"
     return x * agent.rate - 1
@@ -283,7 +317,7 @@ def test_a_count_that_begins_anew() -> None:
             agent.count = 0
         return x * agent.count - 1
 
-    beside_eager(program, calls=20)
+    assert beside_eager(program, calls=20).statistics().replays >= 16
 
 
 def test_a_schedule_of_the_users_own_inside_of_the_step() -> None:
@@ -311,6 +345,39 @@ def test_a_schedule_of_the_users_own_inside_of_the_step() -> None:
         assert_same(list(mine.net.parameters()), list(twin.net.parameters()))
         assert mine.optimizer.param_groups[0]["lr"] == twin.optimizer.param_groups[0]["lr"]
     assert jitted.statistics().replays >= 7
+
+
+@pytest.mark.parametrize(
+    "rate_at",
+    [
+        lambda step: 0.1 * min(1.0, step / 5),  # a warm-up, which ends at a constant
+        lambda step: 0.1 if step % 2 else 0.2,
+    ],
+)
+def test_a_rate_that_the_program_sets_to_a_constant(rate_at: Callable[[int], float]) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(3)
+            self.net, self.steps = nn.Linear(3, 1), 0
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3)
+
+        def step(self, x: Tensor) -> None:
+            self.steps += 1
+            self.optimizer.param_groups[0]["lr"] = rate_at(self.steps)
+            self.optimizer.zero_grad()
+            self.net(x).square().mean().backward()
+            self.optimizer.step()
+
+    mine, twin = Trainer(), Trainer()
+    jitted = jit(mine.step)
+    for call in range(14):
+        if call == 10:
+            mine.optimizer.param_groups[0]["lr"] = twin.optimizer.param_groups[0]["lr"] = 0.7
+        x = torch.randn(4, 3)
+        jitted(x), twin.step(x)
+        assert_same(list(mine.net.parameters()), list(twin.net.parameters()))
+        assert mine.optimizer.param_groups[0]["lr"] == twin.optimizer.param_groups[0]["lr"]
+    assert jitted.statistics().replays >= 11
 
 
 def test_a_program_that_raises_has_counted() -> None:
@@ -552,6 +619,50 @@ def test_counts_in_dictionaries_of_each_kind(make: Any) -> None:
         assert_same(jitted(x), step(twin, x))
         assert mine == twin and type(mine["a"]) is int
     assert jitted.statistics().replays >= 10
+
+
+def _counted_by_key(agent: Agent, x: Tensor) -> Tensor:
+    agent.table[agent.name] += 1
+    return x * agent.table[agent.name] - 1
+
+
+def _gone_through(agent: Agent, x: Tensor) -> Tensor:
+    agent.table.update({key: value + 2 for key, value in agent.table.items()})
+    return sum((weight * x - 1 for weight in agent.table.values()), x)
+
+
+def _counted_by_name(agent: Agent, x: Tensor) -> Tensor:
+    setattr(agent, agent.name, getattr(agent, agent.name) + 1)
+    return x * getattr(agent, agent.name) - 1
+
+
+@pytest.mark.parametrize("program", [_counted_by_key, _gone_through, _counted_by_name])
+def test_numbers_under_strings_that_code_computes(program: Program) -> None:
+    def named(agent: Agent, x: Tensor) -> Tensor:
+        return program(agent, x)
+
+    mine, twin = Agent(), Agent()
+    mine.name = twin.name = "visits"
+    mine.visits = twin.visits = 0
+    mine.table, twin.table = {"visits": 0, "weight": 0.5}, {"visits": 0, "weight": 0.5}
+    jitted = jit(lambda x: named(mine, x))
+    for call in range(CALLS):
+        mine.table["weight"] = twin.table["weight"] = 0.5**call
+        assert_same(jitted(torch.ones(3)), named(twin, torch.ones(3)))
+        assert_same(mine.state(), twin.state())
+    assert jitted.statistics().replays >= CALLS - 3
+
+
+def test_a_capture_reads_numbers_under_strings_that_code_computes() -> None:
+    table = {"first": 1.0, "second": 2.0}
+
+    def program(x: Tensor) -> Tensor:
+        return sum((x * weight - 1 for weight in table.values()), x)
+
+    jitted = jit(program, lower="capture")
+    for number in [1.0, 1.0, 1.0, 3.0, 3.0, 1.0]:
+        table["first"] = number
+        assert_same(jitted(torch.ones(3)), program(torch.ones(3)))
 
 
 _calls = 0

@@ -7,11 +7,14 @@ import operator
 from typing import Any
 
 _OF_ONE = "sqrt exp expm1 log log2 log10 log1p sin cos tan tanh sinh cosh asin acos atan fabs floor ceil trunc degrees radians"
+ASKING = frozenset({math.isfinite, math.isinf, math.isnan, math.isclose})
+"""Functions of `math` of which each has an outcome, as a comparison has."""
 FUNCTIONS: dict[Any, str] = {
     **{getattr(math, name): f"math.{name}({{}})" for name in _OF_ONE.split()},
+    **{function: f"math.{function.__name__}({{}})" for function in ASKING - {math.isclose}},
     **{
         function: f"math.{function.__name__}({{}}, {{}})"
-        for function in (math.pow, math.atan2, math.fmod, math.copysign)
+        for function in (math.pow, math.atan2, math.fmod, math.copysign, math.isclose)
     },
 }
 """Functions of `math`, and how a call is written: `math` is a name in all code that is generated."""

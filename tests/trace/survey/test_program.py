@@ -202,6 +202,21 @@ def test_a_change_of_a_watched_value_is_seen_with_its_type() -> None:
     assert found.changed() is None
 
 
+@pytest.mark.parametrize(("size", "is_watched"), [(100, True), (1000, False)])
+def test_numbers_under_computed_strings_are_watched_where_they_are_few(size: int, is_watched: bool) -> None:
+    table = {f"a{at}": at for at in range(size)}
+    found = survey(lambda key: table[key] - table["a7"])
+    assert ("table['a2']" in watched(found)) == is_watched
+    assert "table['a7']" in watched(found)
+
+
+def test_of_the_objects_of_a_library_numbers_are_not_watched_for_names_that_code_computes() -> None:
+    held = SimpleNamespace(mine=1, schedule=torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 2))
+    found = survey(lambda name: (getattr(held, name), held.schedule))
+    assert "held.mine" in watched(found)
+    assert "held.schedule.last_epoch" not in watched(found)
+
+
 def test_cycles_and_shared_objects_are_visited_once() -> None:
     cycle: list[Any] = [torch.ones(1)]
     cycle.append({"again": cycle})

@@ -29,7 +29,7 @@ from treeplay.torch_seam.symbols import (
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
 from treeplay.trace.numbers.scalars import Scalar, plain, scalar_of, symbolic
 from treeplay.trace.survey.found import Survey
-from treeplay.values.arithmetic import COMPARISONS, FUNCTIONS
+from treeplay.values.arithmetic import ASKING, COMPARISONS, FUNCTIONS
 
 
 def rounded(number: Any, ndigits: Any = None) -> Any:
@@ -126,14 +126,17 @@ _METHODS: dict[str, Callable[..., Any]] = {
 def _of_math(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
     original = without_stand_in(original)  # a program that writes to the module may have put one back
 
-    def of_math(*numbers: Any) -> Any:
+    def of_math(*numbers: Any, **options: Any) -> Any:
+        if options:  # of `isclose`
+            return original(*numbers, **options)
         scalars = [scalar for number in numbers if (scalar := scalar_of(number)) is not None] if is_wanted() else []
         if not scalars or not all(isinstance(number, (int, float)) or scalar_of(number) for number in numbers):
             return original(*numbers)
         of = [scalar_of(number) or scalars[0].fixed(number) for number in numbers]
         if len(of) != FUNCTIONS[original].count("{}") or any(each.text is None for each in of):
             return original(*numbers)
-        return symbolic(of[0].computed(original, *of[1:]))
+        found = of[0].computed(original, *of[1:])
+        return bool(found.decide()) if original in ASKING else symbolic(found)
 
     skip_code(of_math.__code__, with_callees=True)  # Dynamo may be at work in another thread
     return of_math

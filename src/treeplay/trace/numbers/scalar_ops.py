@@ -188,6 +188,10 @@ _FOREACH: dict[str, Callable[..., Any]] = {
 _FOREACH_OVERLOADS = ("Scalar", "ScalarList", "List")
 
 
+_OUT = {"Tensor": ("out", "Tensor_out"), "default": ("out",), "Tensor_mode": ("out_mode",), "value": ("value_out",)}
+"""What the overload with `out=` is called beside one of this name, where it is not `<name>_out`."""
+
+
 def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
     found = getattr(aten, packet, None)
@@ -197,6 +201,15 @@ def _overload(name: str) -> Any:
 def _in_place(formula: Callable[..., Any]) -> Callable[..., Any]:
     def run(a: Tensor, *rest: Any, **named: Any) -> Any:
         return a.copy_(formula(a, *rest, **named))
+
+    return run
+
+
+def _into(formula: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, out: Tensor, **named: Any) -> Any:
+        found = formula(*args, **named)
+        # As torch gives it another shape, where it may: the program has made it with none.
+        return (out if out.shape == found.shape else out.resize_(found.shape)).copy_(found)
 
     return run
 
@@ -237,6 +250,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         packet, _, overload = name.partition(".")
         table[_overload(name)] = formula
         table[_overload(f"{packet}_.{overload}")] = _in_place(formula)
+        for name_of_out in _OUT.get(overload, (f"{overload}_out",)):
+            table[_overload(f"{packet}.{name_of_out}")] = _into(formula)
     for packet, formula in _FOREACH.items():
         for overload in _FOREACH_OVERLOADS:
             table[_overload(f"_foreach_{packet}.{overload}")] = _for_each(formula, in_place=False)
@@ -251,6 +266,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[_overload("full_like.default")] = _full_like
     table[_overload("clamp.default")] = _clamp
     table[_overload("clamp_.default")] = _in_place(_clamp)
+    table[_overload("clamp.out")] = _into(_clamp)
+    table[_overload("pow.Scalar_out")] = _into(_power_of)
     for op in RATE_AS_A_TENSOR:
         table[op] = _by_tensor_lr(op.overloadpacket.tensor_lr)
     table.pop(None, None)  # overloads that this torch lacks

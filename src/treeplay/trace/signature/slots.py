@@ -88,10 +88,10 @@ def _is_computed(change: Change, inputs: Mapping[Place, Number]) -> bool:
 
 
 def _is_read_anew(change: Change, inputs: Mapping[Place, Number]) -> bool:
-    """Whether what a place held before is of no account to the recording: the program did not read it, or it is a tuple of
-    numbers that are all inputs."""
-    if change.is_blind or not isinstance(change.before, tuple):
-        return change.is_blind
+    """Whether what a place held before is of no account to the recording: the program did not read it, or it is an input or a
+    tuple of numbers that all are."""
+    if change.is_blind or change.place in inputs or not isinstance(change.before, tuple):
+        return change.is_blind or change.place in inputs
     keys = {place.key for place in inputs if place.parent == change.place}
     return keys == {*range(len(change.before))}
 
@@ -151,7 +151,7 @@ def _write(change: Change, results: References, opens: LeafTest | None, *, is_re
             return Write(change.place, Static(after))
     # What an argument holds is part of the key, also where it is a count.
     elif results.is_constant(after) and not _holds(after, torch.Tensor):
-        if not _is_count(before, after) or change.is_blind or given_name(change.place) is not None:
+        if not _is_count(before, after) or is_read_anew or given_name(change.place) is not None:
             return Write(change.place, Static(after))
     elif (
         is_read_anew

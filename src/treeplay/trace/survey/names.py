@@ -1,17 +1,29 @@
 """Names on the way: a value that a survey finds counts as read only if code of the program has all the names that lead to it.
 
 `self.rate` needs the name `rate` in some code that the program can run; a global of the user's needs its name; an item under a
-string needs the string. `ReadNames` collects what code has, `Names` are what a value needs. Whose code and classes they are
-counts too: those of the standard library and of torch are not followed, and of an installed package only numbers are watched.
+string needs the string. A number of the user's may lack the last of them where code of the user's own computes such names or
+strings. `ReadNames` collects what code has, `Names` are what a value needs. Whose code and classes they are counts too: those
+of the standard library and of torch are not followed, and of an installed package only numbers are watched.
 """
 
 from __future__ import annotations
 
+import dis
 import enum
+import itertools
 import sys
-from types import FunctionType
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import NamedTuple
 
-from treeplay.guards.reads.names import loaded_as_values, names_within, strings_within, values_within
+from treeplay.guards.reads.names import (
+    computes_names,
+    inner_code,
+    loaded_as_values,
+    names_within,
+    strings_within,
+    values_within,
+)
 from treeplay.observe.lines import is_own_or_text, is_users
 from treeplay.values.arithmetic import FUNCTIONS
 from treeplay.values.kinds import module_of
@@ -28,22 +40,56 @@ class _Mark(enum.Enum):
 
     FOREIGN = "in the code of an installed package: only numbers are watched, the rest seldom changes"
     NEVER = "in an optimizer: its numbers are inputs, or watched when it steps"
+    DATA = "in a large dictionary: of what code goes through there, numbers are no settings"
 
 
-Names = frozenset[str | _Mark]
+class ItemName(NamedTuple):
+    """A string under which a dictionary has an item."""
+
+    text: str
+
+
+Names = frozenset[str | ItemName | _Mark]
 ALWAYS: Names = frozenset()
 FOREIGN: Names = frozenset({_Mark.FOREIGN})
 NEVER: Names = frozenset({_Mark.NEVER})
+DATA: Names = frozenset({_Mark.DATA})
+
+
+_SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR"})
+_SPELLED_OUT = frozenset({"LOAD_CONST", "BUILD_SLICE", "BUILD_TUPLE"})  # the latter are no strings
+_AT_WORK = frozenset({"CACHE", "EXTENDED_ARG", "COPY"})  # between a key and its subscript
+_GO_THROUGH = frozenset({"items", "values", "get", "pop", "popitem", "setdefault", "update", "copy", "itemgetter"})
+_MERGES = frozenset({"DICT_MERGE", "DICT_UPDATE"})  # `f(**table)`, `{**table}`
+
+
+@lru_cache(maxsize=8192)
+def computes_keys(code: CodeType) -> bool:
+    """Whether `code` itself may ask a dictionary for items under strings that it does not spell out."""
+    if not _GO_THROUGH.isdisjoint(code.co_names):
+        return True
+    steps = [step.opname for step in dis.get_instructions(code) if step.opname not in _AT_WORK]
+    # A store behind a swap is that of `table[key] += 1`, which has loaded the item before.
+    return not _MERGES.isdisjoint(steps) or any(
+        step in _SUBSCRIPTS and before not in _SPELLED_OUT and before != "SWAP"
+        for before, step in itertools.pairwise(steps)
+    )
+
+
+_COMPUTED = {str: computes_names, ItemName: computes_keys}
 
 
 class ReadNames:
     """The names in the code of the functions that the program can run."""
 
     def __init__(self) -> None:
-        self._values: set[str | _Mark] = set()  # read as values, or strings
-        self.any: set[str | _Mark] = set()  # with those of methods
+        self._values: set[str | ItemName | _Mark] = set()  # read as values, or strings
+        self.any: set[str | ItemName | _Mark] = set()  # with those of methods
         self.of_math: set[str] = set()  # functions of `math` that are read as values
-        self._own: set[str | _Mark] = set()  # those in code that is not of an installed package
+        self._own: set[str | ItemName | _Mark] = set()  # those in code that is not of an installed package
+        self._computes: set[type] = (
+            set()
+        )  # whether such code computes names of attributes (`str`), or strings (`ItemName`)
 
     def read(self, function: FunctionType) -> None:
         """Note a function that the program can run."""
@@ -54,13 +100,19 @@ class ReadNames:
         self.of_math |= loaded_as_values(code, _OF_MATH)
         if is_own_or_text(code.co_filename):
             self._own |= names_within(code) | strings_within(code)
+            for each in (code, *inner_code(code)):
+                self._computes |= {kind for kind, asks in _COMPUTED.items() if asks(each)}
 
     def has_value(self, needs: Names, *, is_function: bool, is_number: bool) -> bool:
         """Whether a plain value counts as read that needs these names.
 
         `opt.step()` reads no number of that name, but `self.act(x)` does read the function."""
         names = self.any if is_function else self._values
-        return needs - FOREIGN <= names and (is_number or not needs >= FOREIGN)
+        left = needs - FOREIGN - DATA - names
+        missing = [need for need in left if not isinstance(need, ItemName) or need.text not in names]
+        if is_number and len(missing) == 1 and needs.isdisjoint(_Mark):
+            return type(missing[0]) in self._computes
+        return not missing and (is_number or not needs >= FOREIGN)
 
     def has_iterator(self, needs: Names) -> bool:
         """Whether an iterator counts as read that needs these names."""

@@ -41,7 +41,7 @@ from treeplay.trace.restore.bare import entries
 from treeplay.trace.restore.memory import ENVIRONMENT
 from treeplay.trace.survey.found import GONE, Survey
 from treeplay.trace.survey.functions import SurveyedFunctions
-from treeplay.trace.survey.names import ALWAYS, Names
+from treeplay.trace.survey.names import ALWAYS, DATA, ItemName, Names
 from treeplay.trace.survey.objects import SurveyedObjects
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import PLAIN, is_a, items, table_of
@@ -56,6 +56,7 @@ _LEAD_ELSEWHERE = (
 )  # to code, which names what it uses
 _Way = Callable[[Any, Place, Names], None]
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
+_MOST_KEYED = 128  # so are those in a larger dictionary, unless code has their keys
 
 
 def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
@@ -151,9 +152,10 @@ def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> Non
         for name, value in dict.copy(attributes).items():
             walk.enter(value, place.child(How.ITEM, attributes, name, f"{place}.{name}"), needs | {name})
     if is_a(values, dict):
+        many = DATA if len(values) > _MOST_KEYED else ALWAYS
         for key, value in entries(values):
             shown = repr(key) if is_a(key, (str, int)) else f"<{type(key).__name__}>"
-            needed = needs | {key} if is_a(key, str) and is_a(value, PLAIN) else needs
+            needed = needs | {ItemName(key)} | many if is_a(key, str) and is_a(value, PLAIN) else needs
             walk.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)
     elif is_a(values, (list, tuple, collections.deque)):
         found = items(values)

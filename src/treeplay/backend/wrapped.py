@@ -53,8 +53,9 @@ def wrapped(
     job = Job(options, roles, names, is_dynamic=is_dynamic)
     as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
     frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
-    modes = tuple(Ambience.now().conditions_on_kernels(called_by(program)))
-    direct = DirectCall(tuple(source.held), as_it_is, lambda: _may_run_again(job), frozen, modes)
+    direct = DirectCall(
+        tuple(source.held), as_it_is, lambda: _may_run_again(job), frozen, conditions_on_kernels(program)
+    )
     compilers = dataclasses.replace(job.compilers(), direct=direct)
     if has_custom_functions(program):
         why = "Dynamo's form of a custom autograd function leaves out what its backward depends on"
@@ -81,6 +82,11 @@ def wrapped(
         return uncompiled(job, program)
     counters.add("traces", "ok")
     return behind(job, compiled, direct)
+
+
+def conditions_on_kernels(program: Any) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The modes of this moment that choose the kernels of what a captured graph calls: see `DirectCall`."""
+    return tuple(Ambience.now().conditions_on_kernels(called_by(program)))
 
 
 def behind(job: Job, compiled: Any, direct: DirectCall) -> Callable[..., Any]:

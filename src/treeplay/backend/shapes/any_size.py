@@ -20,11 +20,11 @@ import torch.fx
 
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options
-from treeplay.backend.recording.examine import called_by, check_traceable
+from treeplay.backend.recording.examine import check_traceable
 from treeplay.backend.recording.recorded import draws_random_numbers
 from treeplay.backend.recording.roles import argument_names, argument_roles
 from treeplay.backend.traceable import Traceable, traceable
-from treeplay.backend.wrapped import behind
+from treeplay.backend.wrapped import behind, conditions_on_kernels
 from treeplay.codegen.compiler import find_compiler
 from treeplay.errors import InternalError, LoweringError, Refusal, Unrecorded
 from treeplay.observe import counters
@@ -38,7 +38,6 @@ from treeplay.torch_seam.flags import set_grad_enabled
 from treeplay.torch_seam.symbols import has_example
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.output import Fresh
-from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.aot.calls.first_call import first_call
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, DirectCall
 from treeplay.wrap.aot.emit.load import load_call
@@ -105,7 +104,7 @@ def _compiled(program: torch.fx.GraphModule, source: Traceable, traced: Traced, 
         inputs=tuple(range(len(job.names))),
         is_guarded=compilers.is_guarded,
     )
-    modes = tuple(Ambience.now().conditions_on_kernels(called_by(program)))
+    modes = conditions_on_kernels(program)
     direct = DirectCall(tuple(source.held), program.forward, lambda: job.can_be_taken_back, modes=modes)
     compiled = load_call(plan, run, instead=instead, direct=direct)
     counters.add("traces", "ok")

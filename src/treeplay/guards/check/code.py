@@ -65,7 +65,8 @@ def emit_check(
     replaced without another guard telling of it."""
     text = Writer(again=again)
     others = itertools.chain(
-        *(filled(text, guard) if guard.is_steady else entries(text, guard) for guard in dependencies.tables),
+        *(filled(text, guard) for guard in dependencies.tables),
+        *(entries(text, guard) for guard in dependencies.tables if not guard.is_steady),
         _orders(text, dependencies, words),
         *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
         _asked(text, dependencies.asked, words),

@@ -15,12 +15,11 @@ from treeplay.values.kinds import PLAIN, PLAIN_DICTS, builtin_of, is_a
 
 
 def entries(text: Writer, guard: Table) -> Iterator[str]:
-    """A dictionary whose version keeps changing, by its guarded entries."""
+    """A dictionary whose version keeps changing, by its guarded entries, but for those that are `filled`."""
     holder, recorded = text.constant(guard.holder), guard.recorded
     if guard.matters is not None or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:
         # A class's entries are chosen by name, and a subclass may do anything in `[]`.
         yield f"{text.constant(_SameEntries(guard, recorded))}()"
-        yield from filled(text, guard)
         return
     if guard.names is None:
         yield f"len({holder}) == {len(recorded)}"
@@ -28,13 +27,13 @@ def entries(text: Writer, guard: Table) -> Iterator[str]:
         yield all_are(text, holder, list(recorded))
     for key, value in recorded.items():
         constant = _key(text, key)
+        if key in guard.filled:
+            continue
         if value is ABSENT:
             yield f"{constant} not in {holder}"
         elif key in guard.free:  # a number that the program counts is another object after each replay
             if guard.names is None:
                 yield f"{constant} in {holder}"
-        elif key in guard.filled:
-            yield f"{text.constant(check_of_plain(value))}({holder}[{constant}])"
         elif key in guard.written and not is_a(value, PLAIN):
             yield f"{text.constant(check_of_slot(value, guard.staying, guard.read))}({holder}[{constant}])"
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -52,6 +54,37 @@ def test_numbers_are_no_part_of_the_question_and_strides_are() -> None:
     assert question(aten.hardtanh.default, (x, 0.0, 1.0), {}) == question(aten.hardtanh.default, (x, 0.5, 2.0), {})
     assert question(aten.cumsum.default, (x, 0), {}) != question(aten.cumsum.default, (x, 1), {})
     assert question(aten.sin.default, (x,), {}) != question(aten.sin.default, (torch.ones(3, 2).t(),), {})
+
+
+@pytest.mark.parametrize(("first", "second"), [(2.5, 3 + 1j), (3 + 1j, 2.5)])
+def test_a_real_and_a_complex_number_beside_like_tensors_give_results_of_their_own_dtypes(first, second) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one = x * first - 0.5
+        other = x * second - 1.5
+        return one.sum() * 2.0 - one, other.sum() - one * other
+
+    twins = Twins(lambda: program)
+    twins.calls(4, lambda: (torch.randn(3),))
+
+
+def test_an_integer_that_varies_and_a_float_beside_like_tensors_give_results_of_their_own_dtypes() -> None:
+    def make(state: SimpleNamespace):
+        def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            whole = x.long() * state.n
+            parts = x.long() * 2.5
+            state.n += 1
+            return (whole - 4).sum() * 2 - whole, parts.sum() - whole * parts
+
+        return program
+
+    twins = Twins(make, SimpleNamespace(n=3))
+    twins.calls(5, lambda: (torch.randn(3) * 10,))
+    assert twins.statistics.recordings == 1
+
+
+def test_bools_are_no_numbers_to_a_question() -> None:
+    x = torch.ones(3).bool()
+    assert question(aten.add.Tensor, (x, True), {}) != question(aten.add.Tensor, (x, 1), {})
 
 
 def test_nothing_is_asked_of_operators_that_give_views_of_what_they_were_given() -> None:

@@ -30,6 +30,7 @@ Looks = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 _STRIDED = torch.strided
 _NUMBER = "number"  # a float, or the symbol that stands for one in a trace
+_KINDS = {torch.SymInt: "int", complex: "complex"}  # give another dtype than a float does
 _IS_TOLD = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _NO_NUMBER = (Tensor, *_IS_TOLD)
 
@@ -122,8 +123,12 @@ def _told(value: Any) -> Any:
         return tuple(value.shape), strides, value.dtype, device_of(value)
     if isinstance(value, (list, tuple)):
         return tuple(map(_told, value))
+    if isinstance(value, bool):  # equal to a number, beside which a tensor of bools gives another dtype
+        return bool, value
+    if isinstance(value, _IS_TOLD):
+        return value
     # Learning rates and counts differ from run to run, and no layout of theirs follows from them.
-    return value if isinstance(value, _IS_TOLD) else _NUMBER
+    return _KINDS.get(type(value), _NUMBER)
 
 
 def numbers_not_asked(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

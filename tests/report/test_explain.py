@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -149,6 +150,19 @@ def test_variables_of_torchs_functions_are_not_told_as_the_users() -> None:
     begin, _, _ = jitted.explain().partition("└─")
     assert "    scale = 2.5" in begin and "has_state_steps" not in begin
     assert "torch.optim.adam.adam.has_state_steps = True" in jitted.statistics().keys[0].recordings[0].guarded
+
+
+def test_variables_of_the_environment_are_told_after_all_else() -> None:
+    scale = 2.5
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * scale - len(dict(os.environ))
+
+    jitted = treeplay.jit(step, lower="aten")
+    for _ in range(3):
+        jitted(torch.ones(3))
+    begin, _, _ = jitted.explain().partition("└─")
+    assert begin.index("    scale = 2.5") < begin.index("    environ._data[")
 
 
 @pytest.mark.parametrize("program", [3, treeplay.jit(lambda x: x - 1), treeplay.jit(torch.nn.Tanh())])

@@ -19,6 +19,7 @@ _TORCHS = re.compile(
     r"^(logger |logging\.|torch\.|(Module|Optimizer|LRScheduler)\.|[A-Z]\w*\.step\.hooked)"
     r"|\.defaults\[|_profile_name|_compiled_call_impl|\['(foreach|capturable|differentiable|fused|decoupled_weight_decay)'\]"
 )
+_OF_TORCH = 2
 
 
 def explanation(statistics: Statistics, *, is_on: bool = True) -> str:
@@ -66,7 +67,7 @@ def _assumed(statistics: Statistics) -> list[str]:
     newest = next((key.recordings[-1] for key in reversed(statistics.keys) if key.recordings), None)
     if newest is None:
         return []
-    own = [line for line in newest.guarded if not _TORCHS.search(line)]
+    own = [line for line in sorted(newest.guarded, key=_rank) if _rank(line) < _OF_TORCH]
     left = len(newest.guarded) - len(own[:_MOST_ASSUMED])
     return [
         *(["  taken for constant (a change makes a new recording):"] if newest.guarded else []),
@@ -78,6 +79,11 @@ def _assumed(statistics: Statistics) -> list[str]:
         ),
         *(f"  done in Python, and by no replay: {line}" for line in newest.effects),
     ]
+
+
+def _rank(line: str) -> int:
+    """How late a guarded value is listed: the environment has many variables, of which most programs set none."""
+    return _OF_TORCH if _TORCHS.search(line) else 1 if line.startswith("environ.") else 0
 
 
 def counted_as(count: int, what: str) -> str:
@@ -148,7 +154,7 @@ def _guards(recording: RecordingFacts) -> list[str]:
     """What the recording depends on: first what a user sets."""
     if not recording.guards:
         return []
-    listed = sorted(recording.guarded, key=lambda line: _TORCHS.search(line) is not None)[:_MOST_GUARDED]
+    listed = sorted(recording.guarded, key=_rank)[:_MOST_GUARDED]
     left = len(recording.guarded) - len(listed)
     return [
         f"  guards: {recording.guards}",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
-from support import assert_same, assert_same_state, jit
+from support import TRACES_STRIDES, assert_same, assert_same_state, jit
 from support.failing import FAILING, outcome
 
 
@@ -283,7 +283,11 @@ def test_a_differentiable_program_raises_what_eager_raises(what: str) -> None:
             assert found == expected
         else:
             assert_same(found, expected)
-            assert_same(torch.autograd.grad(found.sum(), weight), torch.autograd.grad(expected.sum(), weight))
+            gradients = [torch.autograd.grad(result.sum(), weight) for result in (found, expected)]
+            if TRACES_STRIDES:
+                assert_same(*gradients)
+            else:  # that of a transposed factor is summed in another order
+                torch.testing.assert_close(*gradients)
     assert jitted.statistics().refusals == 0
 
 

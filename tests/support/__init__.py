@@ -16,6 +16,8 @@ from treeplay.trace.call import Call
 from treeplay.values.flatten import flatten
 
 Step = Callable[..., Any]
+TRACES_STRIDES = torch.__version__ >= (2, 13)
+"""Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
 
 
 def jit(program: Any, **options: Any) -> Any:

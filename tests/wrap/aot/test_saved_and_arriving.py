@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from support import TRACES_STRIDES
 from wrap.aot.oracle import alike, boxed, compare_gradients, device, grown, min_cut, numbers, twin, wrapped
-
-TRACES_STRIDES = torch.__version__ >= (2, 13)
-"""Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
 
 
 def two() -> list[Any]:

@@ -70,6 +70,8 @@ def test_inference_is_recorded(device: str, around: Callable[[str], Any], lower:
 
 @pytest.mark.parametrize(("device", "lower"), BOTH)
 def test_a_whole_step_is_recorded(device: str, lower: str) -> None:
+    if device == "meta" and torch.__version__ < (2, 13):
+        pytest.skip("this torch's AdamW counts on the default device, and fails in eager")
     model = nn.Linear(3, 2).to(where(device))
     twin = copy.deepcopy(model)
     pair = [torch.optim.AdamW(net.parameters(), lr=0.1) for net in (model, twin)]

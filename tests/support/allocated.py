@@ -18,7 +18,7 @@ def left_allocated(work: Callable[[], Any], device: str) -> tuple[int, Any]:
         out = work()
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated() - before, out
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         out = work()
     events = found.profiler.kineto_results.events()
     return sum(event.nbytes() for event in events if event.name() == "[memory]"), out

@@ -85,15 +85,14 @@ class GraphedCallable:
             return self._run_eagerly("called inside of a capture, which records it", args, kwargs)
         try:
             recorded, leaves = self._fitting(args, kwargs)
-        except UsageError as error:
+        except (UsageError, InternalError) as error:  # nothing has run for this call
             if self._on_mismatch == "raise":
                 raise
-            return self._run_eagerly(str(error), args, kwargs)
-        except InternalError as error:  # nothing has run for this call
-            if self._on_mismatch == "raise":
-                raise
-            tell_internal(error, self.original.label)
-            return self._run_eagerly(f"an error of treeplay's own: {error}", args, kwargs)
+            why = str(error)
+            if isinstance(error, InternalError):
+                tell_internal(error, self.original.label)
+                why = f"an error of treeplay's own: {error}"
+            recorded = EagerBody(why)
         if isinstance(recorded, EagerBody):
             return self._run_eagerly(recorded.reason, args, kwargs)
         return self._replay(recorded, leaves)

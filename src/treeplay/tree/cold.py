@@ -17,6 +17,7 @@ from typing import Any
 from treeplay.errors import InternalError, Refusal
 from treeplay.observe import counters
 from treeplay.observe.events import log_event
+from treeplay.sandbox.attempt import attempt
 from treeplay.sandbox.boundary import UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import is_mode_active
@@ -27,7 +28,7 @@ from treeplay.tree.answers import OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
-from treeplay.tree.keys.key import values_in_objects
+from treeplay.tree.keys.key import Key, values_in_objects
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import cause_of
 from treeplay.tree.moved import bring_back
@@ -78,18 +79,10 @@ class ColdCalls:
                 out = self._at_a_glance(args, kwargs)
                 if out is not MISS:
                     return out
-            # Not taken apart, for whoever answers it before it has a key.
-            call = Call(args, kwargs, [], Leaf(0))
-            try:
-                call = self._cache.keys.call(args, kwargs)
-                key, entry = self._cache.keys.find(call)
-                while entry.phase is KeyPhase.NEW and self._cache.keys.varies(entry, key, call):
-                    call = self._cache.keys.call(args, kwargs)
-                    key, entry = self._cache.keys.find(call)
-            except Refusal as refusal:
-                return self._answers.refused(Entry({"unhashable": ""}), refusal, call)
-            except Exception as error:
-                return self._answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
+            found, raised = attempt(self._found, args, kwargs)
+            if raised:
+                return self._without_key(raised.pop(), Call(args, kwargs, [], Leaf(0)))
+            call, key, entry = found
             if entry.phase in _PUT_OFF and self._may_try_again(entry):
                 if entry.phase is KeyPhase.REFUSED:
                     self._cache.keys.state.free()
@@ -109,6 +102,20 @@ class ColdCalls:
                 if entry.phase is KeyPhase.NEW:
                     self._cache.keys.compare(entry, key, call)
             return self._with_entry(entry, call)
+
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Key, Entry]:
+        """A call taken apart, and the entry of its key."""
+        while True:
+            call = self._cache.keys.call(args, kwargs)
+            key, entry = self._cache.keys.find(call)
+            if entry.phase is not KeyPhase.NEW or not self._cache.keys.varies(entry, key, call):
+                return call, key, entry
+
+    def _without_key(self, error: Exception, call: Call) -> Any:
+        """For a call, not taken apart, of which no key could be made."""
+        if isinstance(error, Refusal):
+            return self._answers.refused(Entry({"unhashable": ""}), error, call)
+        return self._answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
 
     def _may_try_again(self, entry: Entry) -> bool:
         """Whether a key may have another recording, whose recording went or whose refusal may have passed."""
@@ -134,11 +141,9 @@ class ColdCalls:
         # The call may be a step of its probation.
         if recording.probation is not None and recording.calls >= recording.probation.due:
             return MISS
-        try:
-            out = recording.call(args, kwargs)
-        except Exception as error:
-            call = self._cache.keys.call(args, kwargs)
-            return answer_raised(self._answers, entry, recording, error, call)
+        out, raised = attempt(recording.call, args, kwargs)
+        if raised:
+            return answer_raised(self._answers, entry, recording, raised, self._cache.keys.call(args, kwargs))
         if out is not MISS:
             self._cache.table.used(entry)
             self._served(entry, recording)
@@ -157,13 +162,9 @@ class ColdCalls:
                 return self._answers.as_before(entry, call)
             if step is ProbationStep.AS_IT_IS:
                 return self._answers.timed(entry, timing_of(recording, step), call)
-            try:
-                with timing_of(recording, step):
-                    out = recording.call(call.args, call.kwargs)
-                if out is MISS and bring_back(recording.moved):
-                    out = recording.call(call.args, call.kwargs)
-            except Exception as error:
-                return answer_raised(self._answers, entry, recording, error, call)
+            out, raised = attempt(_launched, recording, step, call)
+            if raised:
+                return answer_raised(self._answers, entry, recording, raised, call)
             if out is not MISS:
                 self._served(entry, recording)
                 self._cache.glances.remember(call, entry, recording)
@@ -239,3 +240,11 @@ class ColdCalls:
         entry.causes.append(told)
         log_event("guards", f"{self._cache.name}: no recording fits, since {told}")
         counters.add("rerecordings", what)
+
+
+def _launched(recording: Recording, step: ProbationStep | None, call: Call) -> Any:
+    with timing_of(recording, step):
+        out = recording.call(call.args, call.kwargs)
+    if out is MISS and bring_back(recording.moved):
+        out = recording.call(call.args, call.kwargs)
+    return out

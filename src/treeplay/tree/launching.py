@@ -61,42 +61,50 @@ def _reached_by_capture(names: Sequence[str]) -> Reached:
     return Reached.NOTHING if is_being_recorded else Reached.OPERATORS
 
 
-def answer_raised(answers: Answers, entry: Entry, recording: Recording, error: Exception, call: Call) -> Any:
-    """What is left to do for a call whose replay raised: once it has had its effects, nothing has them again."""
+def answer_raised(answers: Answers, entry: Entry, recording: Recording, raised: list[Exception], call: Call) -> Any:
+    """What is left to do for a call whose replay raised: once it has had its effects, nothing has them again. Called while
+    nothing handles the error, which is taken out of the list: see `attempt`."""
     cache = answers.cache
-    cause = error.__cause__ if isinstance(error, TakenBack) and isinstance(error.__cause__, Exception) else error
-    if isinstance(cause, NoNumber):  # eager raises there, or handles it, or computes with NumPy, which raises nothing
-        return answers.eagerly(entry, call, REPLAYING)
-    if isinstance(error, TakenBack):
-        if isinstance(cause, Refusal):
+    error = cause = raised.pop()
+    try:
+        if isinstance(error, TakenBack) and isinstance(error.__cause__, Exception):
+            cause = error.__cause__
+        if isinstance(
+            cause, NoNumber
+        ):  # eager raises there, or handles it, or computes with NumPy, which raises nothing
+            return answers.eagerly(entry, call, REPLAYING)
+        if isinstance(error, TakenBack):
+            if isinstance(cause, Refusal):
+                cache.drop(entry, recording)
+                return answers.refused(entry, cause, call)
+            if isinstance(cause, DidNotPass):  # which is known when the recording has been launched
+                cache.served(recording)
+                return answers.instead(entry, recording, cause, call, why=None, doing="checking the values of a call")
+            return answers.instead(entry, recording, cause, call, why=REPLAYING, doing="replaying a call")
+        if isinstance(error, RanOtherwise):
             cache.drop(entry, recording)
-            return answers.refused(entry, cause, call)
-        if isinstance(cause, DidNotPass):  # which is known when the recording has been launched
-            cache.served(recording)
-            return answers.instead(entry, recording, cause, call, why=None, doing="checking the values of a call")
-        return answers.instead(entry, recording, cause, call, why=REPLAYING, doing="replaying a call")
-    if isinstance(error, RanOtherwise):
-        cache.drop(entry, recording)
-        return answers.ran_otherwise(entry, error)
-    match reached(recording, error):
-        case Reached.USERS_CODE:
-            cache.served(recording)
-            raise error
-        case Reached.OPERATORS if recording.signature.mutated or recording.draws:
-            answers.replay_raised()
-            raise error
-        case Reached.RESULTS:
-            return _finished(answers, entry, recording, error)
-    if isinstance(error, ProgramRaised):
-        return answers.to_tell(entry, error, call)
-    if isinstance(error, Refusal):
-        cache.drop(entry, recording)
-        return answers.refused(entry, error, call)
-    if recording.lowering == "capture":  # the user's code was being recorded
-        return answers.to_tell(entry, program_raised(error, "being recorded"), call)
-    if isinstance(error, UsageError):  # somebody captures in this thread
-        return answers.eagerly(entry, call, BROKEN)
-    return answers.instead(entry, recording, error, call, why=BROKEN, doing="launching a recording")
+            return answers.ran_otherwise(entry, error)
+        match reached(recording, error):
+            case Reached.USERS_CODE:
+                cache.served(recording)
+                raise error
+            case Reached.OPERATORS if recording.signature.mutated or recording.draws:
+                answers.replay_raised()
+                raise error
+            case Reached.RESULTS:
+                return _finished(answers, entry, recording, error)
+        if isinstance(error, ProgramRaised):
+            return answers.to_tell(entry, error, call)
+        if isinstance(error, Refusal):
+            cache.drop(entry, recording)
+            return answers.refused(entry, error, call)
+        if recording.lowering == "capture":  # the user's code was being recorded
+            return answers.to_tell(entry, program_raised(error, "being recorded"), call)
+        if isinstance(error, UsageError):  # somebody captures in this thread
+            return answers.eagerly(entry, call, BROKEN)
+        return answers.instead(entry, recording, error, call, why=BROKEN, doing="launching a recording")
+    finally:
+        del error, cause  # or one that goes on to the user would keep this frame, which holds it
 
 
 def _finished(answers: Answers, entry: Entry, recording: Recording, error: Exception) -> Any:

@@ -83,17 +83,19 @@ class Manager:
             try:
                 out = cache.warm(args, kwargs)
             except Exception as error:
-                return self._warm_raised(error, args, kwargs)
+                raised = [error]  # see `attempt`, for which there is no time here
             except BaseException:
                 self.answers.replay_raised()
                 raise
-            if out is not MISS:
-                # `settle` credits it to its recording, later.
-                cache.warm_calls += 1
-                if cache.warm_calls >= cache.due:
-                    cache.warm = no_recording  # an audit is a step of the next call, which is a cold one
-                return out
-            return self._cold(args, kwargs)
+            else:
+                if out is not MISS:
+                    # `settle` credits it to its recording, later.
+                    cache.warm_calls += 1
+                    if cache.warm_calls >= cache.due:
+                        cache.warm = no_recording  # an audit is a step of the next call, which is a cold one
+                    return out
+                return self._cold(args, kwargs)
+            return self._warm_raised(raised, args, kwargs)
 
     hide_from_dynamo(call)
 
@@ -147,11 +149,11 @@ class Manager:
 
     hide_from_dynamo(_under)
 
-    def _warm_raised(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _warm_raised(self, raised: list[Exception], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recording = self.cache.last
         if recording is None:
             self.answers.replay_raised()
-            raise error
+            raise raised.pop()
         with UninterruptedBlock():
             call = self.cache.keys.call(args, kwargs)
-            return answer_raised(self.answers, self.cache.entry_of(recording), recording, error, call)
+            return answer_raised(self.answers, self.cache.entry_of(recording), recording, raised, call)

@@ -63,6 +63,10 @@ class CallRecorder:
 
     def record(self, entry: Entry, call: Call, seen: Observation, *, has_changed: bool) -> Any:
         """The call's result, or `UNLIKE`. `has_changed`: something in the program's reach is known not to be as it was seen."""
+        return self._attempt(entry, call, seen, has_changed=has_changed)()
+
+    def _attempt(self, entry: Entry, call: Call, seen: Observation, *, has_changed: bool) -> Callable[[], Any]:
+        """What gives the result: called while no error is handled, for a program that runs as it is would find that."""
         answers = self._answers
         entry.was_observed = entry.is_told = False
         recording = None
@@ -79,49 +83,49 @@ class CallRecorder:
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and (recorders.others(since) or self._gate.entered != entered)
         except (Busy, UsageError):  # another call may find nobody in its way
-            return answers.eagerly(entry, call, OTHERS)
+            return partial(answers.eagerly, entry, call, OTHERS)
         except _NumbersStay as stay:
             answers.cache.keys.fix_numbers(entry, call, stay.needed, stay.where)
-            return answers.eagerly(entry, call, "a number that varies is no input")
+            return partial(answers.eagerly, entry, call, "a number that varies is no input")
         except _CountsUp:
-            return self.record(entry, answers.cache.keys.state.marked(call), seen, has_changed=has_changed)
+            return partial(self.record, entry, answers.cache.keys.state.marked(call), seen, has_changed=has_changed)
         except TooEarly as early:
             entry.waits += 1
             if entry.waits < _MOST_WAITS:
-                return answers.eagerly(entry, call, "too early to record")
-            return answers.refused(entry, early, call)
+                return partial(answers.eagerly, entry, call, "too early to record")
+            return partial(answers.refused, entry, early, call)
         except Differing as differing:
             if has_changed:  # and does count
-                return UNLIKE
+                return lambda: UNLIKE
             if entry.differing:  # the second in a row: not a setting that was changed once
-                return answers.refused(entry, differing, call)
+                return partial(answers.refused, entry, differing, call)
             entry.differing = True
             entry.forget(seen)
-            return UNLIKE
+            return lambda: UNLIKE
         except ProgramRaised as raised:
-            return answers.to_tell(entry, raised, call)
+            return partial(answers.to_tell, entry, raised, call)
         except RanOtherwise as ran:
-            return answers.ran_otherwise(entry, ran)
+            return partial(answers.ran_otherwise, entry, ran)
         except Refusal as refusal:
             if has_changed and entry.tries:  # it may be about what has changed
-                return UNLIKE
-            return answers.refused(entry, refusal, call)
+                return lambda: UNLIKE
+            return partial(answers.refused, entry, refusal, call)
         except Exception as error:
             if recording is not None:
-                return answer_raised(answers, entry, recording, error, call)
-            return answers.broken(entry, as_internal(error, "recording a call"), call)
+                return partial(answer_raised, answers, entry, recording, [error], call)
+            return partial(answers.broken, entry, as_internal(error, "recording a call"), call)
         if out is not MISS:
             answers.cache.adopt(entry, recording, seen)
             self.promote(entry, recording)
             holdings.hold(answers.cache, self._gate.lock, entry, recording)
             if recording.effects:
                 answers.warn_of_effects(recording.effects)
-            return out
+            return lambda: out
         mismatch = first_mismatch(recording.signature, call) if not is_disturbed else None
         recording.drop()
         if is_disturbed:
-            return answers.eagerly(entry, call, OTHERS)
-        return answers.refused(entry, Refusal(does_not_fit(mismatch)), call)
+            return partial(answers.eagerly, entry, call, OTHERS)
+        return partial(answers.refused, entry, Refusal(does_not_fit(mismatch)), call)
 
     def promote(self, entry: Entry, recording: Recording) -> None:
         """Have the next tier of a recording compiled, if the budget has room for that; else a later call asks again."""

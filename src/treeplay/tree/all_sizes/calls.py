@@ -22,6 +22,7 @@ from treeplay.codegen.compiler import find_compiler
 from treeplay.errors import Refusal, UsageError
 from treeplay.observe import counters
 from treeplay.observe.internal import tell_internal
+from treeplay.sandbox.attempt import attempt
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.trace.call import Call
@@ -143,10 +144,9 @@ class AllSizes:
                 trial.took(perf_counter() - start, sizes, is_program=True)
                 return out
             start = perf_counter()
-            try:
-                out = recording.call(call.args, call.kwargs)
-            except Exception as error:
-                return answer_raised(self._answers, own, recording, error, call)
+            out, raised = attempt(recording.call, call.args, call.kwargs)
+            if raised:
+                return answer_raised(self._answers, own, recording, raised, call)
             if out is not MISS:
                 self._cache.served(recording)
                 if trial is None:

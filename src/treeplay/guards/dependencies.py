@@ -13,9 +13,11 @@ from treeplay.guards.alike import check_of_slot
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
+from treeplay.observe.shown import shown
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import unusual
-from treeplay.values.kinds import builtin_of
+from treeplay.values.kinds import builtin_of, table_of
+from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_value
 
@@ -31,6 +33,9 @@ class Dependencies:
         self.references: list[weakref.ref[Any]] = []
         self.functions: list[Code] = []
         self.kinds: list[tuple[Any, type, str]] = []
+        self.attributes: list[
+            tuple[Any, dict[str, Any], str]
+        ] = []  # objects, each with the dictionary that these lie in
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.containers: dict[int, ContainerGuard] = {}
@@ -143,10 +148,24 @@ class Dependencies:
         kept = (asked for asked in self.asked if not asked.is_free and asked.slot is None)
         return found | {asked.spot for asked in kept if asked.spot is not None}
 
+    def differing_objects(self) -> Iterator[Mismatch]:
+        """Classes with other bases, objects of other classes, and objects whose attributes lie in another dictionary."""
+        for cls, order in self.orders.items():
+            if cls.__mro__ is not order and cls.__mro__ != order:
+                yield Mismatch(f"{cls.__qualname__}.__mro__", shown(order), "other classes")
+        for value, cls, label in self.kinds:
+            if type(value) is not cls:
+                yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
+        for value, table, label in self.attributes:
+            if table_of(value) is not table:
+                yield Mismatch(f"{label}.__dict__", "the dictionary that it had", "another one")
+
     def forget(self) -> None:
         """Hold nothing any more."""
-        for found in (self.tables, self.items, self.members, self.asked, self.kinds, self.functions, self.data):
+        for found in (self.tables, self.items, self.members, self.asked, self.functions, self.data):
             found.clear()
+        self.kinds.clear()
+        self.attributes.clear()
         for by_object in (self.containers, self.tensors, self.orders):
             by_object.clear()
 

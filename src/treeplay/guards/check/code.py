@@ -68,6 +68,7 @@ def emit_check(
         *(filled(text, guard) for guard in dependencies.tables),
         *(entries(text, guard) for guard in dependencies.tables if not guard.is_steady),
         _orders(text, dependencies, words),
+        _attributes(text, dependencies, words),
         *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
         _asked(text, dependencies.asked, words),
         _defaults(text, dependencies.functions, words),
@@ -125,6 +126,20 @@ def _orders(text: Writer, dependencies: Dependencies, words: Words | None) -> It
             words.add_order(cls, now if now == order else order)
     elif owners:
         yield f"[*map({text.constant(_order_of)}, {text.constant(owners)})] == {text.constant(orders)}"
+
+
+def _attributes(text: Writer, dependencies: Dependencies, words: Words | None) -> Iterator[str]:
+    """Objects whose attributes lie in the dictionary that is guarded: `obj.__dict__ = other` tells no dictionary of it."""
+    left = [
+        (value, table)
+        for value, table, _ in dependencies.attributes
+        if words is None or not words.add_attributes(value, table)
+    ]
+    if left:
+        objects, tables = map(list, zip(*left, strict=True))
+        ask, same = text.constant(object.__getattribute__), text.constant(operator.is_)
+        found = f"map({ask}, {text.constant(objects)}, {text.constant(itertools.repeat('__dict__'))})"
+        yield f"all(map({same}, {found}, {text.constant(tables)}))"
 
 
 def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Iterator[str]:

@@ -28,7 +28,6 @@ from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.facts import TensorFacts
 from treeplay.guards.told import plain_values, summary
-from treeplay.observe.shown import shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
@@ -123,12 +122,7 @@ class Guards:
 
     def _differences(self, comparison: Comparison, touched: Sequence[Table]) -> Iterator[Mismatch]:
         dependencies = self._dependencies
-        for cls, order in dependencies.orders.items():
-            if cls.__mro__ is not order and cls.__mro__ != order:
-                yield Mismatch(f"{cls.__qualname__}.__mro__", shown(order), "other classes")
-        for value, cls, label in dependencies.kinds:
-            if type(value) is not cls:
-                yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
+        yield from dependencies.differing_objects()
         fixed = [table for table in touched if not table.may_be_replaced]
         # Containers that may be found elsewhere come last, in the order in which they lead to each other.
         loose = [guard for guard in dependencies.containers.values() if guard.may_be_replaced]
@@ -203,7 +197,7 @@ class Guards:
             yield from (table, table.recorded, table.compared)
         for guard in (*dependencies.items, *dependencies.members):
             yield from (guard, guard.recorded)
-        yield from dependencies.kinds
+        yield from (*dependencies.kinds, *dependencies.attributes)
         yield from dependencies.asked
         if self._quick is not None:
             yield from self._quick.containers()

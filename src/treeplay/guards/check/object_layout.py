@@ -15,6 +15,11 @@ WORD = 8
 WATCHERS = 8 if sys.version_info >= (3, 12) else 0
 """How many of the lowest bits of a dictionary's version say who watches it."""
 
+_MANAGED_DICT = (
+    1 << 4
+)  # among the flags of a class whose objects have the dictionary of their attributes in front of them
+_MANAGED = -3 * WORD
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectLayout:
@@ -29,6 +34,12 @@ class ObjectLayout:
     keywords: int
     order: int  # of a class: its method resolution order
     content: int  # of a cell
+
+    def place_of_attributes(self, cls: type) -> int | None:
+        """Where an object of this class has the dictionary of its attributes; None if that is not known."""
+        if cls.__flags__ & _MANAGED_DICT:
+            return _MANAGED
+        return cls.__dictoffset__ if cls.__dictoffset__ > 0 else None
 
     @classmethod
     def of_this_python(cls) -> ObjectLayout | None:

@@ -85,6 +85,14 @@ class Words:
         """The class of an object."""
         self._add(value, self._layout.cls, cls)
 
+    def add_attributes(self, value: Any, table: dict[str, Any]) -> bool:
+        """The dictionary of an object's attributes; False for an object that has it elsewhere than most."""
+        at = self._layout.place_of_attributes(type(value))
+        if at is None or word_at(id(value) + at) != id(table):
+            return False
+        self._add(value, at, table)
+        return True
+
     def add_code(self, function: FunctionType, code: CodeType) -> None:
         """The code of a function."""
         self._add(function, self._layout.code, code)

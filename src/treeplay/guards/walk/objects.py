@@ -94,6 +94,8 @@ class Objects:
         # A guard would keep alive what only a weak reference leads to.
         if id(value) not in self._walk.weak:
             self._walk.dependencies.kinds.append((value, cls, label))
+            if table is not None and not is_a(value, threading.local):  # which has another one in each thread
+                self._walk.dependencies.attributes.append((value, table, label))
         self._of_instances.update(cls.__mro__)
         # Here is an object of it after all: its data counts.
         for base in self._named.keys() & self._of_instances:

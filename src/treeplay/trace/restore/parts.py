@@ -1,5 +1,6 @@
-"""What objects, classes, functions and modules are made of besides data, as it was before a trace: the class of an object, the
-bases and methods of a class, the code and defaults of a function, the names in a namespace.
+"""What objects, classes, functions and modules are made of besides data, as it was before a trace: the class of an object and
+the dictionary that its attributes lie in, the bases and methods of a class, the code and defaults of a function, the names in a
+namespace.
 
 The class of an object is a slot, as an attribute is: each replay assigns it. The rest no replay assigns.
 """
@@ -14,7 +15,7 @@ from treeplay.guards.entries import is_of_the_program, matters
 from treeplay.observe.shown import ShownText
 from treeplay.sandbox.teardown import each
 from treeplay.trace.survey.found import GONE, Survey
-from treeplay.values.kinds import HEAP, is_a
+from treeplay.values.kinds import HEAP, is_a, table_of
 from treeplay.values.place import How, Place, root
 
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
@@ -28,7 +29,8 @@ class PartsBefore:
     def __init__(self, found: Survey) -> None:
         self._found = found
         self._cells = {(id(place.holder), place.key) for place, _ in found.cells}
-        self._objects = [(value, type(value)) for value in found.kept if _may_become_another(value)]
+        kept = [value for value in found.kept if _may_become_another(value)]
+        self._objects = [(value, type(value), table_of(value)) for value in kept]
         kept = [value for value in found.kept if is_a(value, (type, FunctionType))]
         self._others = [(value, self._parts_of(value)) for value in (*kept, *found.namespaces.values())]
 
@@ -51,12 +53,18 @@ class PartsBefore:
 
     def _changes(self, is_ours: Callable[[Place, Any], bool]) -> Iterator[Part]:
         found = self._found
-        for value, cls in self._objects:
-            if type(value) is not cls:
-                of = found.objects.get(id(value)) or found.container_places.get(id(value)) or root(value, cls.__name__)
-                place = of.child(How.ATTRIBUTE, value, "__class__", f"{of}.__class__")
-                if is_ours(place, type(value)):
-                    yield place, cls, type(value)
+        for value, cls, table in self._objects:
+            now_of = {"__class__": (cls, type(value)), "__dict__": (table, table_of(value))}
+            for name, (before, now) in now_of.items():
+                if now is not before:
+                    of = (
+                        found.objects.get(id(value))
+                        or found.container_places.get(id(value))
+                        or root(value, cls.__name__)
+                    )
+                    place = of.child(How.ATTRIBUTE, value, name, f"{of}.{name}")
+                    if is_ours(place, now):
+                        yield place, before, now
         for value, parts in self._others:
             now = self._parts_of(value)
             for name in [name for name in {**parts, **now} if parts.get(name, GONE) is not now.get(name, GONE)]:

@@ -64,7 +64,7 @@ def test_a_bare_raise_in_the_call_that_is_refused_raises_what_eager_does() -> No
     @treeplay.jit(lower="aten")
     def step(x: torch.Tensor) -> torch.Tensor:
         if x.sum().item() < 0:
-            raise  # noqa: PLE0704
+            raise
         return x * 2 - 1
 
     step(torch.ones(3))

@@ -39,6 +39,7 @@ class Dependencies:
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.containers: dict[int, ContainerGuard] = {}
+        self._staying: set[int] = set()  # objects in places that no replay writes, by their `id`
         self.twice: Set[int] = frozenset()  # what was met in more than one place, by `id`
         self.orders: dict[
             type, tuple[type, ...]
@@ -61,7 +62,7 @@ class Dependencies:
         """
         own, slots = set(spots), set(written)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
-        staying = self._values_that_stay(slots)
+        self._staying = staying = self._values_that_stay(slots)
         read = frozenset(
             {
                 *(id(table.holder) for table in self.tables),
@@ -84,6 +85,12 @@ class Dependencies:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             if asked.spot in slots and id(asked.recorded) not in staying:
                 asked.slot = check_of_slot(asked.recorded, staying, read)
+
+    def let_go(self, tensors: Iterable[int]) -> None:
+        """Forget tensors that others took the place of, by their `id`, which any new object may have from now on."""
+        for tensor in tensors:
+            self.tensors.pop(tensor, None)
+            self._staying.discard(tensor)
 
     def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and

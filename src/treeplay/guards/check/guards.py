@@ -102,8 +102,7 @@ class Guards:
         """Go over to what was found, all or nothing: nothing differs."""
         for commit in comparison.commits:
             commit()
-        for replaced in comparison.replaced:
-            self._dependencies.tensors.pop(replaced, None)
+        self._dependencies.let_go(comparison.replaced)
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before

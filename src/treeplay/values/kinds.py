@@ -4,6 +4,7 @@ or answer by raising: whoever looks through everything that a program can reach 
 
 from __future__ import annotations
 
+import builtins
 import collections
 import io
 import os
@@ -27,9 +28,11 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 def module_of(cls: type) -> str:
-    """The name of the module that a class says it is from; empty for one that says none, as code does that was executed
-    without a `__name__`."""
+    """The name of the module that a class says it is from; empty for one that says none, or says `builtins` without being
+    found there: it is of code that was executed without a `__name__`."""
     found = getattr(cls, "__module__", "")
+    if found == "builtins" and cls.__flags__ & HEAP and vars(builtins).get(cls.__name__) is not cls:
+        return ""
     return found if is_a(found, str) else ""
 
 

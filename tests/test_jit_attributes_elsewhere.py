@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import sys
 import types
 import warnings
@@ -165,3 +166,27 @@ def test_what_a_descriptor_in_a_class_of_a_library_counts_is_refused_and_counted
         for call in range(1, 7):
             assert_same(program(torch.ones(2)), torch.full((2,), 2.0))
             assert vars(made.Owner)["apply"].calls == call
+
+
+class Counter(collections.abc.Sized):
+    """Assigns its attributes itself."""
+
+    def __init__(self) -> None:
+        self.counts = {"calls": 0}
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def test_an_object_of_a_class_that_type_made_of_an_abstract_one_counts() -> None:
+    """Such a class says that it is from `abc`."""
+    counter = type("Derived", (Counter,), {})()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        counter.counts["calls"] += 1
+        return x * counter.counts["calls"] - 1
+
+    program = jit(step)
+    for call in range(1, 7):
+        assert_same(program(torch.ones(2)), torch.full((2,), call - 1.0))
+        assert counter.counts["calls"] == call

@@ -38,6 +38,7 @@ _ENTERED = (
     "collections",
     "multiprocessing.sharedctypes",
 )
+_AROUND_CONTAINERS = (collections.UserDict, collections.UserList, collections.ChainMap)
 _KEEPS_CONTAINERS = ("weakref", "_weakrefset", "contextlib", "configparser", "sched")
 
 
@@ -174,7 +175,10 @@ class SurveyedObjects:
         # A copy: a list of the items makes objects, by which a collection may begin and write.
         for name, entry in dict.copy(table).items():
             if name not in skip:
-                self._walk.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
+                # Code of the standard library has the names of containers around others: an index is enough.
+                is_around = is_a(value, _AROUND_CONTAINERS) and name in ("data", "maps")
+                needed = needs if is_around else needs | {name}
+                self._walk.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
         self._of_class(value, place)
 
     def _slots(self, value: Any, place: Place, needs: Names) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections.abc
+import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +14,7 @@ import torch
 
 import treeplay
 from support import assert_same, jit
+from support.installed import FILE
 
 
 @pytest.mark.parametrize("name", ["scale", "_scale"])
@@ -109,3 +113,80 @@ def test_what_is_counted_elsewhere_is_counted_once_in_each_call(
             x = torch.tensor([call, 3.0])
             assert_same(jitted(x), program(twin, x))
             assert mine.kept() == twin.kept()
+
+
+COUNTED = """
+class Counted:
+    def __init__(self, function):
+        self.function, self.calls = function, 0
+
+    def __get__(self, owner, kind):
+        self.calls += 1
+        return self.function
+
+class Owner:
+    apply = Counted(lambda x: x * 3 - 1)
+"""
+STEP = """
+owner = Owner()
+
+def step(x):
+    return owner.apply(x)
+"""
+
+
+@pytest.mark.parametrize("module", [None, "of_a_test", "__main__"])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_what_a_descriptor_counts_is_counted_whatever_module_its_class_says_it_is_from(
+    module: str | None, is_loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = types.ModuleType(module or "")
+    if module is None:
+        del made.__name__
+    elif is_loaded:
+        monkeypatch.setitem(sys.modules, module, made)
+    exec(COUNTED + STEP, vars(made))
+    program = treeplay.jit(made.step, lower="aten", on_refusal="raise")
+    for call in range(1, 7):
+        assert_same(program(torch.ones(2)), torch.full((2,), 2.0))
+        assert vars(made.Owner)["apply"].calls == call
+    assert program.statistics().replays == 5
+
+
+def test_what_a_descriptor_in_a_class_of_a_library_counts_is_refused_and_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = types.ModuleType("a_library.of_a_test")
+    made.__file__ = FILE
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(COUNTED, vars(made))
+    owner = made.Owner()
+    program = treeplay.jit(lambda x: owner.apply(x), lower="aten")
+    with pytest.warns(UserWarning, match=r"Counted\.calls: the program assigns this attribute"):
+        for call in range(1, 7):
+            assert_same(program(torch.ones(2)), torch.full((2,), 2.0))
+            assert vars(made.Owner)["apply"].calls == call
+
+
+class Counter(collections.abc.Sized):
+    """Assigns its attributes itself."""
+
+    def __init__(self) -> None:
+        self.counts = {"calls": 0}
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+def test_an_object_of_a_class_that_type_made_of_an_abstract_one_counts() -> None:
+    """Such a class says that it is from `abc`."""
+    counter = type("Derived", (Counter,), {})()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        counter.counts["calls"] += 1
+        return x * counter.counts["calls"] - 1
+
+    program = jit(step)
+    for call in range(1, 7):
+        assert_same(program(torch.ones(2)), torch.full((2,), call - 1.0))
+        assert counter.counts["calls"] == call

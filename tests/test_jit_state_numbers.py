@@ -599,7 +599,10 @@ def test_an_optimizer_of_ones_own_counts_its_steps(kind: type[Sign]) -> None:
     assert statistics.replays >= 9
 
 
-@pytest.mark.parametrize("make", [dict, collections.defaultdict, collections.Counter, collections.OrderedDict])
+KINDS = (dict, collections.defaultdict, collections.Counter, collections.OrderedDict, collections.UserDict)
+
+
+@pytest.mark.parametrize("make", [*KINDS, collections.ChainMap, type("Derived", (collections.UserDict,), {})])
 def test_counts_in_dictionaries_of_each_kind(make: Any) -> None:
     def made() -> Any:
         return make(int, {"a": 0, "b": 1.5}) if make is collections.defaultdict else make({"a": 0, "b": 1.5})

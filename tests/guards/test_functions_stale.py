@@ -91,6 +91,55 @@ def test_the_defaults_of_a_function_that_is_not_called(read: Callable[[Any], flo
     yield
 
 
+@pytest.mark.parametrize("kind", [lambda function: function, staticmethod, classmethod])
+@pytest.mark.parametrize("is_called", [False, True])
+@follows()
+def test_defaults_that_a_function_gets_later(kind: Callable[[Any], Any], is_called: bool) -> Story:
+    def function(_: Any) -> float:
+        return 3.0
+
+    class Owner:
+        held = kind(function)
+
+    def program(x: Tensor) -> Tensor:
+        if is_called:
+            x = x - function(0)
+        asked = inspect.getattr_static(Owner, "held")
+        asked = getattr(asked, "__func__", asked)
+        return x * (asked.__defaults__ or (2.0,))[0] - (asked.__kwdefaults__ or {"shift": 1.0})["shift"]
+
+    yield program
+    function.__defaults__ = (5.0,)
+    yield
+    function.__kwdefaults__ = {"shift": 7.0}
+    yield
+
+
+@pytest.mark.parametrize(
+    "read", [lambda f: f.__closure__[0].cell_contents, lambda f: inspect.getclosurevars(f).nonlocals["scale"]]
+)
+@pytest.mark.parametrize("where", ["variable", "list", "property"])
+@follows()
+def test_the_closure_of_a_function_that_is_not_called(read: Callable[[Any], float], where: str) -> Story:
+    scale = 2.0
+
+    def function(_: Any = None) -> float:
+        return scale
+
+    class Owner:
+        kept = property(function)
+
+    held = [function]
+    find: dict[str, Callable[[], Any]] = {
+        "variable": lambda: function,
+        "list": lambda: held[0],
+        "property": lambda: Owner.kept.fget,  # type: ignore[attr-defined]
+    }
+    yield lambda x: x * read(find[where]()) - 1
+    scale = 5.0
+    yield
+
+
 @follows()
 def test_a_list_in_a_default() -> Story:
     def helper(x: Tensor, rates: list[float] = [2.0]) -> Tensor:  # noqa: B006

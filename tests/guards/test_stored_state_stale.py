@@ -197,3 +197,22 @@ def test_a_variable_of_a_function_that_the_program_rebinds_to_what_it_was() -> S
     yield
     best = torch.full((3,), 5.0)
     yield
+
+
+@follows()
+def test_an_iterator_of_ones_own_gives_the_next_item() -> Story:
+    class Halving:
+        rate = 8.0
+
+        def __iter__(self) -> Halving:
+            return self
+
+        def __next__(self) -> float:
+            self.rate *= 0.5
+            return self.rate
+
+    rates = Halving()
+
+    yield lambda x: x * next(rates) - rates.rate * 3, lambda: rates.rate
+    rates.rate = 5.0
+    yield

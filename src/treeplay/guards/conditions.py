@@ -218,13 +218,17 @@ class HasGradient(Asked):
 
 
 class Code(Guard):
-    """A function: its code, its defaults, and which they are."""
+    """A function: its code, its defaults, and which they are.
 
-    __slots__ = ("code", "defaults", "function", "keywords", "label")
+    `is_asked`: whether the program may have asked for them. Else they count for calls alone: one that passed all arguments
+    does not change by defaults where there were none."""
 
-    def __init__(self, function: FunctionType, label: str) -> None:
+    __slots__ = ("code", "defaults", "function", "is_asked", "keywords", "label")
+
+    def __init__(self, function: FunctionType, label: str, *, is_asked: bool = False) -> None:
         self.function = function
         self.label = label
+        self.is_asked = is_asked
         self.code: CodeType = function.__code__
         self.defaults = function.__defaults__
         self.keywords = function.__kwdefaults__

@@ -26,11 +26,17 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
+_MAKING = ("builtins", "abc")
+"""What a class says if code without a `__name__` makes it, or `type(name, bases, table)` of an abstract base."""
+
+
 def module_of(cls: type) -> str:
-    """The name of the module that a class says it is from; empty for one that says none, as code does that was executed
-    without a `__name__`."""
+    """The name of the module that a class says it is from; empty for one that says none, or only says where it was made."""
     found = getattr(cls, "__module__", "")
-    return found if is_a(found, str) else ""
+    if not is_a(found, str):
+        return ""
+    is_made_there = found in _MAKING and cls.__flags__ & HEAP and vars(sys.modules[found]).get(cls.__name__) is not cls
+    return "" if is_made_there else found
 
 
 def is_iterator(value: Any) -> bool:

@@ -109,9 +109,13 @@ def of_list(act: Callable[[list[Any]], object]) -> Callable[[Words], Change]:
     return add
 
 
-def of_function(name: str, add: Callable[[Words, FunctionType, Any], None]) -> Callable[[Words], Change]:
+def of_function(
+    name: str, add: Callable[[Words, FunctionType, Any], None], *, has_any: bool = True
+) -> Callable[[Words], Change]:
     def added(found: Words) -> Change:
         one = copied(function)
+        if not has_any:
+            setattr(one, name, None)
         add(found, one, getattr(one, name))
         return lambda: setattr(one, name, getattr(other_function, name))
 
@@ -139,6 +143,8 @@ CHANGES: dict[str, Callable[[Words], Change]] = {
     "code": of_function("__code__", Words.add_code),
     "defaults": of_function("__defaults__", Words.add_defaults),
     "keywords": of_function("__kwdefaults__", Words.add_keywords),
+    "defaults where there were none": of_function("__defaults__", Words.add_defaults, has_any=False),
+    "keywords where there were none": of_function("__kwdefaults__", Words.add_keywords, has_any=False),
 }
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from support.installed import FILE
 from treeplay.trace.call import call_of
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.program import survey
@@ -183,6 +185,42 @@ def test_iterators_and_generators_are_found_only_where_code_names_them() -> None
     assert [str(place) for place in survey(Trainer().run).iterators] == ["self.batches"]
     generator = torch.Generator()
     assert list(survey(lambda: torch.rand(1, generator=generator)).generators.values()) == [generator]
+
+
+class Counting:
+    """An iterator whose state is an attribute."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Counting:
+        return self
+
+    def __next__(self) -> int:
+        self.taken += 1
+        return self.taken
+
+
+class Pairs(zip):  # type: ignore[type-arg]
+    """One that keeps where it is in C."""
+
+    def __next__(self) -> Any:
+        return super().__next__()[0]
+
+
+@pytest.mark.parametrize(("made", "is_found"), [(Counting(), False), (Pairs([1], [2]), True)])
+def test_an_iterator_in_python_is_an_object_as_others_are(made: Any, is_found: bool) -> None:
+    assert bool(survey(lambda: next(made)).iterators) == is_found
+
+
+def test_an_iterator_in_python_that_a_library_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that it holds is followed."""
+    made = ModuleType("a_library")
+    made.__file__ = FILE
+    monkeypatch.setitem(sys.modules, "a_library", made)
+    monkeypatch.setattr(Counting, "__module__", "a_library")
+    counting = Counting()
+    assert survey(lambda: next(counting)).iterators
 
 
 def test_containers_on_the_way_are_kept_to_be_put_back() -> None:

@@ -201,16 +201,16 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
 def _defaults(text: Writer, guards: Sequence[Code], words: Words | None) -> Iterator[str]:
     if words is not None:
         for guard in guards:
-            if guard.defaults:
+            if guard.defaults or guard.is_asked:
                 words.add_defaults(guard.function, guard.defaults)
-            if guard.keywords:
+            if guard.keywords or guard.is_asked:
                 words.add_keywords(guard.function, guard.keywords)
         return
     for name, entry, ask in (
         ("defaults", "__defaults__", _defaults_of),
         ("keywords", "__kwdefaults__", _keywords_of),
     ):
-        having = [(guard.function, getattr(guard, name)) for guard in guards if getattr(guard, name)]
+        having = [(each.function, getattr(each, name)) for each in guards if each.is_asked or getattr(each, name)]
         if len(having) <= _FEW:
             yield from (f"{text.constant(of)}.{entry} is {text.constant(value)}" for of, value in having)
         else:

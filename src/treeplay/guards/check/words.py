@@ -97,13 +97,13 @@ class Words:
         """The code of a function."""
         self._add(function, self._layout.code, code)
 
-    def add_defaults(self, function: FunctionType, defaults: tuple[Any, ...]) -> None:
-        """The defaults of a function."""
-        self._add(function, self._layout.defaults, defaults)
+    def add_defaults(self, function: FunctionType, defaults: tuple[Any, ...] | None) -> None:
+        """The defaults of a function, if it has any."""
+        self._add_if_any(function, self._layout.defaults, defaults)
 
-    def add_keywords(self, function: FunctionType, keywords: dict[str, Any]) -> None:
-        """The keyword-only defaults of a function."""
-        self._add(function, self._layout.keywords, keywords)
+    def add_keywords(self, function: FunctionType, keywords: dict[str, Any] | None) -> None:
+        """The keyword-only defaults of a function, if it has any."""
+        self._add_if_any(function, self._layout.keywords, keywords)
 
     def add_order(self, cls: type, order: tuple[type, ...]) -> None:
         """The method resolution order of a class."""
@@ -137,6 +137,9 @@ class Words:
 
     def _add(self, of: Any, place: int, value: Any) -> None:
         self._others.append((self._address(of) + place, self._address(value)))
+
+    def _add_if_any(self, of: Any, place: int, value: Any | None) -> None:
+        self._others.append((self._address(of) + place, 0 if value is None else self._address(value)))
 
     def _address(self, value: Any) -> int:
         """The address of an object, which is held."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.reads.hooks import LEFT_ALONE, ReadHooks, loaded_modules
+from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.kinds import HEAP, module_of, table_of
 
 _UNREAD = (
@@ -25,11 +26,13 @@ _UNREAD = (
 
 
 def classes_of(objects: Iterable[Any]) -> list[type]:
-    """The classes of these objects and of what their attributes hold."""
+    """The classes of these objects and of what their attributes hold, or those of their classes: descriptors may too."""
     found: dict[type, None] = {}
     for value in objects:
         found[type(value)] = None
         found |= dict.fromkeys(map(type, (table_of(value) or {}).values()))
+    for base in {base: None for cls in found for base in cls.__mro__ if base.__flags__ & HEAP}:
+        found |= {cls: None for cls in map(type, list(vars(base).values())) if not _is_unread(module_of(cls))}
     return [cls for cls in found if cls.__flags__ & HEAP]
 
 
@@ -37,20 +40,20 @@ class _Standing:
     """The classes whose instances loaded modules hold, and hooks for them."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._version = 0
         self._known: dict[str, tuple[int, int]] = {}  # of each module that was looked through
         self._classes: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
         self._hooks = ReadHooks(self._classes)
 
     def hooks(self) -> ReadHooks:
-        """Made anew once modules were loaded that hold others. Of an object whose class is missed, all attributes count as
-        read."""
-        if self._count != (count := len(sys.modules)):
+        """Made anew once modules were loaded or replaced by such as hold others. Of an object whose class is missed, all
+        attributes count as read."""
+        if self._version != (version := version_of_table(sys.modules)):
             before = len(self._classes)
             _find_classes(self._changed(), self._classes)
             if len(self._classes) != before:
                 self._hooks = ReadHooks(self._classes)
-            self._count = count
+            self._version = version
         return self._hooks
 
     def _changed(self) -> list[ModuleType]:

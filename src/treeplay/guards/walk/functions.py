@@ -5,8 +5,8 @@
     partial     what it calls, and with what
     cached      what it wraps; what its cache gave has to be in it still
 
-Of a function that did not run, only attributes are followed that the run may have read. One that ran without a path to it
-is looked for among all functions there are (`enter_unfound`).
+Of a function that did not run, only what the run may have read is followed: attributes, defaults, the closure. One that ran
+without a path to it is looked for among all functions there are (`enter_unfound`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _CALLBACKS = frozenset(
 # Their functions are gone once they have run.
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
-_ASKED = frozenset({"__defaults__", "__kwdefaults__", "__code__"})  # of a function, without calling it
+# What is asked of a function without calling it.
+_PARAMETERS = frozenset({"__defaults__", "__kwdefaults__", "__code__"})
+_CLOSURE = "__closure__"
 
 
 class Functions:
@@ -46,6 +48,7 @@ class Functions:
     def __init__(self, walk: Walk, namespaces: Namespaces) -> None:
         self._walk = walk
         self._namespaces = namespaces
+        self._asks_parameters = walk.reads.code is None or not _PARAMETERS.isdisjoint(walk.names)
 
     def function(self, function: types.FunctionType, label: str) -> None:
         """Follow a Python function."""
@@ -58,17 +61,21 @@ class Functions:
                 self._attributes(function, label)
             return
         walk.code_met.add(id(code))
-        walk.dependencies.functions.append(Code(function, function.__qualname__))
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if name == "__class__":  # which Python fills once, for `super()`
-                walk.enter(content_of(cell), name)
-            elif walk.meet(cell):
-                self.cell(cell, _label_of_variable(function, name))
-        self._defaults(function, label)
+        self._closure(function)
+        self._parameters(function, label)
         walk.guard_table(vars(function), f"{label}.")
         self._namespaces.add_code(code, function.__globals__)
 
-    def _defaults(self, function: types.FunctionType, label: str) -> None:
+    def _closure(self, function: types.FunctionType) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name == "__class__":  # which Python fills once, for `super()`
+                self._walk.enter(content_of(cell), name)
+            elif self._walk.meet(cell):
+                self.cell(cell, _label_of_variable(function, name))
+
+    def _parameters(self, function: types.FunctionType, label: str) -> None:
+        """Guard a function's code and defaults; that it has none counts only where it is asked for them."""
+        self._walk.dependencies.functions.append(Code(function, function.__qualname__, is_asked=self._asks_parameters))
         self._walk.enter_each(function.__defaults__ or (), f"{label}.__defaults__")
         if function.__kwdefaults__:
             self._walk.enter(function.__kwdefaults__, f"{label}.__kwdefaults__")
@@ -76,9 +83,10 @@ class Functions:
     def _attributes(self, function: types.FunctionType, label: str) -> None:
         """Guard what may have been read of a function that did not run: what its user keeps in its attributes."""
         table, names = vars(function), self._walk.names
-        if not _ASKED.isdisjoint(names):  # as `inspect.signature` does
-            self._walk.dependencies.functions.append(Code(function, function.__qualname__))
-            self._defaults(function, label)
+        if self._asks_parameters:  # as `inspect.signature` does
+            self._parameters(function, label)
+        if _CLOSURE in names:  # as `inspect.getclosurevars` does
+            self._closure(function)
         if self._walk.meet(table):
             self._walk.dependencies.add_table(Table(table, f"{label}.", matters=names.__contains__))
             for name in [name for name in table if name in names]:

@@ -136,6 +136,9 @@ def is_users_class(cls: type) -> bool:
 
 def origin(cls: type) -> Names:
     """What values in objects of a class need, for being there."""
-    file = getattr(sys.modules.get(module_of(cls)), "__file__", None)
-    is_own = module_of(cls) in {"__main__", *_OF_SETTINGS}  # the first may have no file
+    module = module_of(cls)
+    packages = (sys.modules.get(name) for name in (module, module.partition(".")[0]))
+    file = next((file for package in packages if (file := getattr(package, "__file__", None)) is not None), None)
+    # Of a module that has no file, or is not loaded, the user has run the code, as that of a script or a notebook.
+    is_own = module in {"__main__", *_OF_SETTINGS} or (file is None and not is_of_library(module))
     return ALWAYS if is_own or (file is not None and is_own_or_text(file)) else FOREIGN

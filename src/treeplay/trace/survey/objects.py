@@ -14,6 +14,7 @@ import enum
 import io
 import threading
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ _ENTERED = (
     "collections",
     "multiprocessing.sharedctypes",
 )
+_AROUND_CONTAINERS = (collections.UserDict, collections.UserList, collections.ChainMap)
 _KEEPS_CONTAINERS = ("weakref", "_weakrefset", "contextlib", "configparser", "sched")
 
 
@@ -110,7 +112,8 @@ class SurveyedObjects:
     def instance(self, value: Any, place: Place, needs: Names) -> None:
         """Follow an object of any other class."""
         cls = type(value)
-        if (is_iterator(value) and not is_a(value, io.IOBase)) or hands_items_out(value):
+        hides_items = is_iterator(value) and not is_a(value, io.IOBase) and not _gives_items_in_python(cls)
+        if hides_items or hands_items_out(value):
             self._walk.iterators.append((needs, place))
         module = module_of(cls)
         is_entered = module.startswith(_ENTERED) or is_a(value, (threading.local, BaseException))
@@ -172,7 +175,10 @@ class SurveyedObjects:
         # A copy: a list of the items makes objects, by which a collection may begin and write.
         for name, entry in dict.copy(table).items():
             if name not in skip:
-                self._walk.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
+                # Code of the standard library has the names of containers around others: an index is enough.
+                is_around = is_a(value, _AROUND_CONTAINERS) and name in ("data", "maps")
+                needed = needs if is_around else needs | {name}
+                self._walk.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needed)
         self._of_class(value, place)
 
     def _slots(self, value: Any, place: Place, needs: Names) -> None:
@@ -203,3 +209,10 @@ def _data_of(cls: type) -> list[tuple[str, Any]]:
         for name, value in vars(cls).items()
         if name[:2] != "__" and not callable(value) and not hasattr(type(value), "__get__")
     ]
+
+
+def _gives_items_in_python(cls: type) -> bool:
+    """Whether an iterator's items come from code of the user's own, which runs in the trace and keeps what it keeps in
+    attributes, as that of any object does."""
+    giving = [vars(base)["__next__"] for base in cls.__mro__ if "__next__" in vars(base)]
+    return origin(cls) is ALWAYS and all(is_a(method, FunctionType) for method in giving)

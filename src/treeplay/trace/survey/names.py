@@ -12,6 +12,7 @@ import dis
 import enum
 import itertools
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import NamedTuple
@@ -82,7 +83,7 @@ def _computes_attributes(code: CodeType) -> bool:
     return computes_names(code) or takes_tables(code, of_self=True)
 
 
-_COMPUTED = {str: _computes_attributes, ItemName: computes_keys}
+_COMPUTED: dict[type, Callable[[CodeType], bool]] = {str: _computes_attributes, ItemName: computes_keys}
 
 
 class ReadNames:

@@ -501,6 +501,46 @@ def test_an_integer_that_left_64_bits_in_state_comes_back() -> None:
     assert beside_eager(with_exceptions, change).replays >= 5
 
 
+OF_LARGE: dict[str, Callable[[int], float]] = {
+    "divided by a constant": lambda n: n / 3,
+    "times a float": lambda n: n * 0.5,
+    "less a float": lambda n: 0.5 - n,
+    "by a float": lambda n: n // 2.0,
+    "as a float": lambda n: float(n),
+}
+
+
+@pytest.mark.parametrize("what", OF_LARGE)
+def test_the_error_of_an_integer_that_is_too_large_for_a_float_is_noticed(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        large = 1
+        for _ in range(20):
+            large = large * s.n
+        try:
+            OF_LARGE[what](large)
+        except OverflowError:
+            return x * 2 - 1
+        return x * 3 - 1
+
+    def change(s: Counts, call: int) -> None:
+        s.n = (3, 5, 2, 7, 4, 6, 2**60, 9, 2**61, 8)[call]
+
+    assert beside_eager(program, change).replays >= 3
+
+
+def test_an_integer_that_cannot_get_too_large_for_a_float_is_no_condition() -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        _ = (s.n * 3 - 1) / 7 * 0.5  # which nothing computes
+        return x * (s.n * 0.5) - 1
+
+    step = jit(program)
+    state = Counts()
+    for _ in range(4):
+        step(state, torch.ones(2))
+    assert "is not None" not in step.sources()
+
+
 FLOORS: dict[str, Compute] = {
     "an integer by a float": lambda n, a: 10 // a,
     "a float by a float": lambda n, a: -1.0 // a,

@@ -31,6 +31,56 @@ def test_an_attribute_of_a_jitted_function_is_guarded(name: str) -> None:
     assert scaled.statistics().replays >= 2
 
 
+def _by_getattr(x: torch.Tensor, program: Any) -> torch.Tensor:
+    return x * getattr(program, "scale", 3.0) - 1  # type: ignore[no-any-return]
+
+
+def _by_a_computed_name(x: torch.Tensor, program: Any) -> torch.Tensor:
+    return x * getattr(program, "sca" + str(x.dim()) + "e", 3.0) - 1  # type: ignore[no-any-return]
+
+
+def _by_hasattr(x: torch.Tensor, program: Any) -> torch.Tensor:
+    return x * (program.scale if hasattr(program, "scale") else 3.0) - 1
+
+
+def _by_the_error(x: torch.Tensor, program: Any) -> torch.Tensor:
+    try:
+        scale = program.scale
+    except AttributeError:
+        scale = 3.0
+    return x * scale - 1
+
+
+@pytest.mark.parametrize("reading", [_by_getattr, _by_a_computed_name, _by_hasattr, _by_the_error])
+@pytest.mark.parametrize("has_another", [False, True])
+def test_an_attribute_that_a_jitted_function_gets_later_is_noticed(
+    reading: Callable[[torch.Tensor, Any], torch.Tensor], *, has_another: bool
+) -> None:
+    @treeplay.jit(lower="aten")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return reading(x, scaled)
+
+    if has_another:
+        scaled.other = 1  # type: ignore[attr-defined]
+    for scale in (3.0, 3.0, 3.0, 5.0, 5.0, 7.0):
+        if scale > 3:
+            setattr(scaled, "sca1e" if reading is _by_a_computed_name else "scale", scale)
+        assert_same(scaled(torch.ones(2)), torch.ones(2) * scale - 1)
+    assert scaled.statistics().replays >= 2
+
+
+def test_an_attribute_that_a_jitted_function_gets_and_nobody_reads_changes_nothing() -> None:
+    @treeplay.jit(lower="aten")
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * getattr(scaled, "scale", 3.0) - 1  # type: ignore[no-any-return]
+
+    for call in range(6):
+        if call > 2:
+            scaled.note = call  # type: ignore[attr-defined]
+        assert_same(scaled(torch.ones(2)), torch.full((2,), 2.0))
+    assert (scaled.statistics().recordings, scaled.statistics().replays) == (1, 5)
+
+
 def test_a_jitted_function_has_the_attributes_that_the_function_had() -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return x * program.scale - 1  # type: ignore[attr-defined, no-any-return]

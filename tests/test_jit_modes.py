@@ -347,3 +347,21 @@ def test_tensors_of_numbers_may_be_made_under_inference_mode() -> None:
             x = torch.randn(2, 3)
             assert_same(jitted(x), program(x))
     assert jitted.statistics().replays == 3
+
+
+def test_a_compiled_module_inside_warns_of_no_hooks(recwarn: pytest.WarningsRecorder) -> None:
+    model = torch.nn.Linear(3, 2)
+    compiled, optimizer = torch.compile(model, backend="eager"), torch.optim.SGD(model.parameters(), 0.1)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = compiled(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = jit(program)
+    for _ in range(4):
+        step(torch.ones(2, 3))
+    assert step.statistics().replays >= 2
+    assert not [warning for warning in recwarn if "global hooks" in str(warning.message)]

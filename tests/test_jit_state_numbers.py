@@ -656,6 +656,33 @@ def test_numbers_under_strings_that_code_computes(program: Program) -> None:
     assert jitted.statistics().replays >= CALLS - 3
 
 
+class Counting:
+    def __init__(self) -> None:
+        self.name, self.visits = "visits", 0
+
+    def by_vars(self, x: Tensor) -> Tensor:
+        vars(self)[self.name] += 1
+        return x * vars(self)[self.name] - 1
+
+    def by_namespace(self, x: Tensor) -> Tensor:
+        self.__dict__[self.name] += 1
+        return x * self.__dict__[self.name] - 1
+
+    def of_another(other, x: Tensor) -> Tensor:
+        other.__dict__[other.name] += 1
+        return x * other.__dict__[other.name] - 1
+
+
+@pytest.mark.parametrize("method", ["by_vars", "by_namespace", "of_another"])
+def test_numbers_under_computed_names_in_the_namespace_of_an_object(method: str) -> None:
+    mine, twin = Counting(), Counting()
+    jitted = jit(getattr(mine, method))
+    for _ in range(CALLS):
+        assert_same(jitted(torch.ones(3)), getattr(twin, method)(torch.ones(3)))
+        assert mine.visits == twin.visits
+    assert jitted.statistics().replays == CALLS - 1
+
+
 def test_a_capture_reads_numbers_under_strings_that_code_computes() -> None:
     table = {"first": 1.0, "second": 2.0}
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.torch_seam import autograd, dynamo, flags, layers, modes, symbols
+from treeplay.torch_seam import autograd, dynamo, flags, layers, modes, patched, symbols
 from treeplay.trace.numbers import scalars
 
 
@@ -49,11 +49,26 @@ def test_version_counters_can_be_read_and_put_back() -> None:
 def test_a_call_hook_sees_every_module() -> None:
     seen: list[nn.Module] = []
     model = nn.Sequential(nn.ReLU())
-    handle = layers.register_call_hook(lambda module, args: seen.append(module))
-    model(torch.ones(1))
-    handle.remove()
+    with layers.call_hook(lambda module, args: seen.append(module)):
+        model(torch.ones(1))
     model(torch.ones(1))
     assert seen == [model, model[0]]
+
+
+def test_a_compiled_module_finds_no_hook_but_a_users(recwarn: pytest.WarningsRecorder) -> None:
+    def hook(module: nn.Module, args: Any) -> None:
+        pass
+
+    compiled, x = torch.compile(nn.ReLU(), backend="eager"), torch.ones(1)
+    patched.stand_in(hook)
+    with layers.call_hook(hook):
+        compiled(x)
+        assert not [warning for warning in recwarn if "global hooks" in str(warning.message)]
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        with pytest.warns(UserWarning, match="global hooks"):
+            compiled(x)
+        handle.remove()
+    assert not nn.modules.module._has_any_global_hook()
 
 
 def test_hooks_are_counted_and_global_ones_can_be_seen() -> None:

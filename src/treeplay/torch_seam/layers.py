@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,28 @@ OPTIMIZER_OWN = ("_optimizer_", "_zero_grad_", "_warned_")
 """How the private names begin that torch gives to every optimizer."""
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-register_call_hook = _module.register_module_forward_pre_hook
+
+def _but_ours(original: Any, _: Callable[[], Any]) -> Any:
+    def has_any_global_hook() -> bool:
+        hooks = [hook for table in global_hook_tables()[:4] for hook in table.copy().values()]
+        return any(not hasattr(hook, "is_treeplays") for hook in hooks)
+
+    return has_any_global_hook
+
+
+_ASKED_FOR_HOOKS = Shared(_module, "_has_any_global_hook", _but_ours)
+
+
+@contextlib.contextmanager
+def call_hook(hook: Callable[..., None]) -> Iterator[None]:
+    """A hook of ours (`stand_in`) is told of each call of a module in a block; a module of `torch.compile`'s, which warns of
+    such hooks, finds none."""
+    handle = _module.register_module_forward_pre_hook(hook)
+    try:
+        with _ASKED_FOR_HOOKS.wanted():
+            yield
+    finally:
+        handle.remove()
 
 
 def is_parametrized_cache(tensor: torch.Tensor) -> bool:

@@ -103,6 +103,13 @@ _NORMS: dict[OpOverload, str] = {
 }
 
 
+@lru_cache(maxsize=4096)
+def gives_outs(op: OpOverload) -> bool:
+    """Whether an operator gives back the tensors at `out`, which it may resize, and nothing else."""
+    outs = [argument.alias_info for argument in op._schema.arguments if argument.kwarg_only and is_written(argument)]
+    return bool(outs) and len(outs) == len(op._schema.returns) and all(map(is_written, op._schema.returns))
+
+
 def returns_count(op: OpOverload) -> int | None:
     """How many tensors an operator returns, or None where the number depends on the call."""
     kinds = [str(item.type) for item in op._schema.returns]

@@ -51,7 +51,6 @@ from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.noticing import noticing
 from treeplay.trace.run.products import ProductsAsEager
-from treeplay.trace.run.tape import TraceTape
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.run.waiting import no_waiting
 from treeplay.trace.run.watch import WatchFunctions
@@ -272,7 +271,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     # The last one added runs first: whose changes are whose is told while the changes are there.
     steps = Teardown()
-    steps.add("having functions forget what they keep of the trace", partial(_forget_cached, run.tracer.tape))
+    steps.add("having functions forget what they keep of the trace", partial(forget_cached, run.tracer.tape))
     # Which refers to the run.
     steps.add("forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None))
     steps.add("forgetting what the run called", run.called.clear)  # a module that the program made may go now
@@ -287,11 +286,6 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     error = steps.run()
     if error is not None:
         raise error
-
-
-def _forget_cached(tape: TraceTape) -> None:
-    if tape.leaked():  # also through an exception that is on its way
-        tape.was_cached |= forget_cached(tape.is_own)
 
 
 def _tell_apart(run: TracedRun, *, is_shared: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 import treeplay
 from support import assert_same
+from treeplay.trace.restore import caching
 
 
 def rotations(size: int) -> dict[str, Any]:
@@ -44,6 +47,63 @@ def test_a_function_that_caches_its_results_keeps_none_of_a_trace(maxsize: int |
                 assert_same(jitted(x), y * y.sum() if is_read else y)
     # One with a limit has forgotten the other's tensors too.
     assert jitted.statistics().recordings == (2 if maxsize is None and not is_read else 0)
+
+
+class Counts:
+    n = 0
+
+
+def _traced_again(x: torch.Tensor, counts: Counts, kept: torch.Tensor) -> torch.Tensor:
+    counts.n += 1
+    kept.add_(x, alpha=0.1 * counts.n if counts.n % 3 else 2.0)
+    return kept * 2 - x
+
+
+def _given_up(x: torch.Tensor, counts: Counts, kept: torch.Tensor) -> torch.Tensor:
+    y = x * 2 - kept
+    return y * y.sum().item()
+
+
+def _raising(x: torch.Tensor, counts: Counts, kept: torch.Tensor) -> torch.Tensor:
+    y = x * 2 - kept
+    return y[torch.arange(2)] if counts.n else torch.stack([y, y[1:]])
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("program", [_traced_again, _given_up, _raising])
+def test_no_function_is_asked_where_nothing_is_kept(
+    program: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    noting = types.SimpleNamespace(
+        get_objects=lambda: asked.append("objects") or gc.get_objects(),
+        get_referrers=lambda *of: asked.append("referrers") or gc.get_referrers(*of),
+        get_referents=gc.get_referents,
+    )
+    monkeypatch.setattr(caching, "gc", noting)
+    counts, kept = Counts(), torch.ones(4)
+    jitted = treeplay.jit(lambda x: program(x, counts, kept), lower="aten")
+    for _ in range(6):
+        with contextlib.suppress(RuntimeError):
+            jitted(torch.ones(4))
+    assert not asked
+
+
+def test_frames_of_an_error_that_the_caller_handles_stay() -> None:
+    counts, kept = Counts(), torch.ones(4)
+    jitted = treeplay.jit(lambda x: _given_up(x, counts, kept), lower="aten")
+
+    def raising(mine: str) -> None:
+        raise ValueError
+
+    try:
+        raising("mine")
+    except ValueError as error:
+        with pytest.warns(UserWarning, match="eagerly"):
+            for _ in range(3):
+                jitted(torch.ones(4))
+        assert error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        assert error.__traceback__.tb_next.tb_frame.f_locals == {"mine": "mine"}
 
 
 def test_what_was_cached_before_the_trace_stays_where_entries_can_be_taken_out() -> None:

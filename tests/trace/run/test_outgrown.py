@@ -72,6 +72,58 @@ def test_a_result_that_is_kept_lies_as_eagers(device: str) -> None:
         assert_same(kept.last, x - 1)
 
 
+class Rate:
+    value: float = 1.0
+
+    def sub(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sub(x, self.value, out=torch.empty(0, device=x.device))
+
+
+IN_ANOTHER_ORDER: dict[str, Program] = {
+    "number": lambda x: torch.sub(x, 2.5, out=torch.empty(0, device=x.device)),
+    "joined": lambda x: torch.cat([x, x - 1], out=torch.empty(0, device=x.device)),
+    "stacked": lambda x: torch.stack([x, x - 1], out=torch.empty(0, device=x.device)),
+    "read": lambda x: torch.exp(x, out=torch.empty(0, device=x.device)).as_strided((5,), (1,)) - 1,
+}
+
+
+@pytest.mark.parametrize("what", IN_ANOTHER_ORDER)
+def test_it_lies_as_the_result_does_in_eager(what: str, device: str) -> None:
+    program = IN_ANOTHER_ORDER[what]
+    jitted = jit(program)
+    for _ in range(4):
+        x = torch.randn(2, 3, 4, 5, device=device).to(memory_format=torch.channels_last)
+        found, expected = jitted(x), program(x)
+        assert_same(found, expected)
+        assert found.stride() == expected.stride()
+    assert jitted.statistics().refusals == 0
+
+
+@pytest.mark.parametrize("values", [(1.5, 2.5, 3.5, 4.5), (1, 2, 3, 4)])
+def test_it_lies_as_the_result_does_in_eager_where_a_number_varies(values: tuple[float, ...]) -> None:
+    rate = Rate()
+    jitted = treeplay.jit(rate.sub, lower="aten", on_refusal="raise")
+    for value in values:
+        rate.value, x = value, torch.randn(3, 4).t()
+        found, expected = jitted(x), rate.sub(x)
+        assert_same(found, expected)
+        assert found.stride() == expected.stride()
+    assert jitted.statistics().replays >= 2
+
+
+def test_what_no_run_told_the_order_of_is_refused() -> None:
+    rate = Rate()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sub(x, 1, out=torch.empty(0)) if rate.value > 2 else x
+
+    jitted = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="in which order it lies"):
+        for value in (1.0, 3.0, 4.0, 5.0, 6.0):
+            rate.value, x = value, torch.randn(3, 4).t()
+            assert jitted(x).stride() == program(x).stride()
+
+
 buffer = torch.empty(0)
 
 

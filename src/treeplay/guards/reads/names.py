@@ -99,15 +99,17 @@ def computes_names(code: CodeType) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def takes_tables(code: CodeType) -> bool:
+def takes_tables(code: CodeType, *, of_self: bool = False) -> bool:
     """Whether `code` itself takes the `__dict__` of something, which may be a class, for more than an entry that it spells out.
 
-    Of `self` it is that of an object, whose reads are noted."""
+    That of `self` is an object's, whose reads are noted; it counts if `of_self`."""
     if "__dict__" not in {*code.co_names, *code.co_consts}:
         return False
     steps = [*dis.get_instructions(code)]
     taken = [at for at, step in enumerate(steps) if step.argval == "__dict__"]
-    return any(steps[at - 1].argval != "self" and entry_taken(code, steps[at].offset) is None for at in taken)
+    return any(
+        (of_self or steps[at - 1].argval != "self") and entry_taken(code, steps[at].offset) is None for at in taken
+    )
 
 
 @lru_cache(maxsize=8192)

@@ -17,6 +17,7 @@ import operator
 import sys
 import threading
 import types
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -111,12 +112,15 @@ class Objects:
         self._attributes(value, table, label)
 
     def _kept_by_user(self, program: Any, label: str) -> None:
-        """Guard what a user keeps in attributes of a jitted function (`step.scale = 2`), as of any function."""
+        """Guard what a user keeps, or may come to keep, in attributes of a jitted function (`step.scale = 2`)."""
+        if is_a(program, torch.nn.Module) or "__wrapped__" not in vars(program) or not self._walk.meet(vars(program)):
+            return
         kept = users_attributes(program)
-        if kept and self._walk.meet(vars(program)):
-            self._walk.dependencies.add_table(Table(vars(program), f"{label}.", tuple(kept)))
-            for name, entry in kept.items():
-                self._walk.enter(entry, f"{label}.{name}")
+        own = frozenset(vars(program).keys() - kept.keys()).union(dir(type(program)))
+        counts = functools.partial(_may_be_kept, own, frozenset(kept), self._walk.names, self._asks_classes)
+        self._walk.dependencies.add_table(Table(vars(program), f"{label}.", matters=counts))
+        for name, entry in kept.items():
+            self._walk.enter(entry, f"{label}.{name}")
 
     def _attributes(self, value: Any, table: dict[str, Any] | None, label: str) -> None:
         names = self._names_read(value)
@@ -240,6 +244,12 @@ def _may_have_asked(reads: Reads, name: str) -> bool:
     codes = [code for code in (reads.code or {}).values() if name in names_in(code)]
     taken = any(name in values_within(code) | strings_within(code) for code in codes)
     return reads.code is None or taken or f"type.{name}" in reads.methods
+
+
+def _may_be_kept(own: frozenset[str], kept: frozenset[str], names: Collection[str], asks: bool, name: str) -> bool:
+    """Whether an attribute of a jitted function counts: what a user `kept` there, and what is put there later under a name that
+    the run may have asked for and that is not our `own`."""
+    return name in kept or (name not in own and (asks or name in names))
 
 
 def _in_slot(slot: types.MemberDescriptorType, value: Any) -> Any:

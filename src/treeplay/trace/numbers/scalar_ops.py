@@ -207,9 +207,7 @@ def _in_place(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 def _into(formula: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, out: Tensor, **named: Any) -> Any:
-        found = formula(*args, **named)
-        # As torch gives it another shape, where it may: the program has made it with none.
-        return (out if out.shape == found.shape else out.resize_(found.shape)).copy_(found)
+        return out.copy_(formula(*args, **named))  # a trace has had it made with the result's size
 
     return run
 

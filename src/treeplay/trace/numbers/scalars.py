@@ -23,6 +23,7 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import OURS, TORCH, user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.trace.numbers.asked_by_torch import AskedByTorch
+from treeplay.trace.numbers.bits import may_exceed_floats, may_leave, note_bits
 from treeplay.trace.numbers.numpy_numbers import as_pythons, numpys_class
 from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.values.arithmetic import CALLS, COMPARISONS, DIVISIONS, FORMS, FUNCTIONS, NOT_COMPUTED, PARTIAL, literal
@@ -99,7 +100,7 @@ class Scalar(AskedByTorch):
     @property
     def fits(self) -> bool:
         """Whether an operator may take it today, for which each call asks: torch's integers have 64 bits, and Python's any."""
-        if not self.integer or self.text is None or not _may_leave(self.node):
+        if not self.integer or self.text is None or not may_leave(self.node):
             return True
         is_met = is_integer_of_64_bits(self.value)
         if is_met and self.world.is_mine:
@@ -184,7 +185,10 @@ class Scalar(AskedByTorch):
             integer=type(value) is int,
             is_numpys=any(each.is_numpys for each in of) and fn not in FUNCTIONS,
         )
-        if fn in PARTIAL and not (fn in DIVISIONS and not isinstance(nodes[-1], torch.fx.Node)):
+        if made.integer:
+            note_bits(made.node, fn, nodes)
+        is_partial = fn in PARTIAL and not (fn in DIVISIONS and not isinstance(nodes[-1], torch.fx.Node))
+        if is_partial or (type(value) is float and any(map(may_exceed_floats, nodes))):
             self.world.note_partial(made.text, made.node)
         return made
 
@@ -286,13 +290,3 @@ def scalar_of(value: object) -> Scalar | None:
         if isinstance(node, Scalar):
             return node
     return None
-
-
-def _may_leave(node: Any) -> bool:
-    """Whether an integer that is computed, of some that have 64 bits, may have more."""
-    if not isinstance(node, torch.fx.Node):
-        return not is_integer_of_64_bits(node)
-    if node.op == "placeholder":
-        return False
-    rest = node.args[1] if node.target is operator.mod else None
-    return rest is None or _may_leave(rest)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -16,14 +18,33 @@ import torch
 
 from treeplay.guards.entries import results_in, table_of_cache
 from treeplay.trace.restore.bare import bare, fill
-from treeplay.values.kinds import is_a, table_of
+from treeplay.trace.run.tape import TraceTape
+from treeplay.values.kinds import is_a, module_of, table_of
 
 _CACHING = type(functools.lru_cache(len))
 _DEEPEST = 4  # tensors in the containers and objects of a result
 
 
-def forget_cached(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
-    """Have each function that keeps a tensor of a trace forget it. Whether there was one."""
+def forget_cached(tape: TraceTape) -> None:
+    """Have each function that keeps a tensor of a trace forget it. That is a look through all objects there are, which takes
+    long: not where only the frames of a run that came to no end hold such tensors."""
+    if tape.leaked():
+        _let_frames_go(sys.exception())
+    if tape.leaked():
+        tape.was_cached |= _forget_in_functions(tape.is_own)
+
+
+def _let_frames_go(error: BaseException | None) -> None:
+    """Clear the frames that an exception of ours holds, with others of ours that led to it and what the program raised before.
+    Any other is none of this run: whoever called the program may be handling it."""
+    while error is not None and module_of(type(error)).startswith("treeplay."):
+        for each in (error, error.__cause__):
+            traceback.clear_frames(None if each is None else each.__traceback__)
+        error = error.__context__
+
+
+def _forget_in_functions(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
+    """Whether there was a function to forget something."""
     is_any = False
     # All of them: a library's function is called by code that no survey reads.
     for function in [value for value in gc.get_objects() if type(value) is _CACHING]:
@@ -46,7 +67,7 @@ def forget_in_tables(kept: Sequence[torch.Tensor]) -> None:
     An attribute or a global stays: to be without it is no better for a program than to find such a tensor there."""
     values: list[Any] = [*kept]
     known = {id(value) for value in values}
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST if values else 0):
         tuples: list[Any] = []
         for holder in gc.get_referrers(*values):
             if holder is values or holder is kept:

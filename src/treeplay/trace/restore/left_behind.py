@@ -19,6 +19,7 @@ def check_global_state(snapshot: Snapshot, refuse: Refuse, *, was_seeded: bool =
             source,
             "the program draws from or seeds this generator in Python, so a recording would freeze what it drew",
             "draw with torch operators inside the program, or draw outside and pass a tensor; seed outside",
+            None if was_seeded else snapshot.line_of_draw(),
         )
     if snapshot.grad_mode_changed():
         raise refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")

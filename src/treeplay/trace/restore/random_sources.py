@@ -22,8 +22,16 @@ class RandomSources:
 
     def moved(self, is_ours: IsOurs) -> str | None:
         """The name of a generator that stands elsewhere now, or None; `is_ours` says whether the program may have used it."""
-        moved = (name for name, owner, get, _, state in self._before if not _is_same(state, get()) and is_ours(owner))
-        return next(moved, None)
+        return next((name for name, _ in self._moved(is_ours)), None)
+
+    def which_moved(self, is_ours: IsOurs) -> Any:
+        """That generator."""
+        return next((owner for _, owner in self._moved(is_ours)), None)
+
+    def _moved(self, is_ours: IsOurs) -> Iterator[tuple[str, Any]]:
+        for name, owner, get, _, state in self._before:
+            if not _is_same(state, get()) and is_ours(owner):
+                yield name, owner
 
     def restore(self, is_ours: IsOurs) -> None:
         """Put every generator back that the program may have used."""

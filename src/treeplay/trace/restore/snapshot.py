@@ -23,6 +23,7 @@ from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 from treeplay.torch_seam.modes import DisableTorchFunction, DisableTorchFunctionSubclass
 from treeplay.trace.restore.contents import Change, Contents
 from treeplay.trace.restore.line_of_change import line_of_change
+from treeplay.trace.restore.line_of_draw import line_of_draw
 from treeplay.trace.restore.random_sources import RandomSources
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.run.gradients import Gradients
@@ -103,6 +104,11 @@ class Snapshot:
     def random_source_used(self) -> str | None:
         """The name of a random generator of Python or NumPy that moved, or None."""
         return self._random.moved(self._may_have_drawn)
+
+    def line_of_draw(self) -> Location | None:
+        """The user's line that used that generator; None where it is not known."""
+        generator = self._random.which_moved(self._may_have_drawn)
+        return line_of_draw(generator, self.reads) if self.reads is not None and generator is not None else None
 
     def had_no_grad(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is a leaf that had no gradient."""

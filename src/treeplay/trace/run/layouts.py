@@ -21,7 +21,7 @@ import torch
 from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.torch_seam.fakes import device_of
-from treeplay.torch_seam.schemas import gives_back, leaves_of
+from treeplay.torch_seam.schemas import gives_back, gives_outs, is_elementwise, leaves_of, with_leaves
 from treeplay.torch_seam.tensors import fills_new_memory
 
 Question = tuple[Any, ...]
@@ -60,14 +60,19 @@ class Answer:
 
 @lru_cache(maxsize=4096)
 def _is_asked(func: Any) -> bool:
-    return gives_back(func) or not any(result.alias_info is not None for result in func._schema.returns)
+    is_apart = not any(result.alias_info is not None for result in func._schema.returns)
+    return is_apart or gives_back(func) or gives_outs(func)
 
 
 def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None:
     """What the layout of an operator's results follows from; None if they share memory with its arguments, other than by being
-    the first of them."""
+    the first of them, or those at `out`."""
     if not _is_asked(func):
         return None
+    if gives_outs(func) and is_elementwise(
+        func
+    ):  # of the numbers their kinds count, and an integer may be a symbol in a trace
+        args = with_leaves(lambda leaf: "int" if type(leaf) is int else leaf, args)
     return (str(func), _told(args), tuple((name, _told(value)) for name, value in kwargs.items()))
 
 
@@ -79,7 +84,7 @@ def answer(func: Any, out: Any, args: Sequence[Any] = (), kwargs: Mapping[str, A
     several = isinstance(out, (list, tuple))
     leaves = out if several else (out,)
     looks = tuple(_looks(leaf) if _is_strided(leaf) else None for leaf in leaves)
-    is_new = all(
+    is_new = not gives_outs(func) and all(
         leaf is None or (look is not None and fills_new_memory(leaf)) for leaf, look in zip(leaves, looks, strict=True)
     )
     return Answer(looks, type(out) if several else None, is_new=is_new, numbers=numbers)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from treeplay.torch_seam.layers import register_call_hook
+from treeplay.torch_seam.layers import call_hook
 from treeplay.trace.traced import TracedRun
 from treeplay.trace.training.hooks import ours
 
@@ -44,9 +44,9 @@ def noticing(run: TracedRun) -> Iterator[None]:
                 "make the optimizer reachable there, so that its state and its learning rate can be followed",
             )
 
-    hooks = [register_call_hook(ours(on_call)), register_optimizer_step_pre_hook(ours(on_step))]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with call_hook(ours(on_call)):
+        handle = register_optimizer_step_pre_hook(ours(on_step))
+        try:
+            yield
+        finally:
+            handle.remove()

@@ -69,9 +69,10 @@ class OnFakes:
                 of_rule(error, spoken_name(func))
                 raise
             return self._made(told, args)  # the rule asks for more than the operator itself
-        for grown in outgrown(outs):
-            outgrow(self._tape, func, grown, where)
-        if told is None:
+        for position in outgrown(outs):
+            looks = None if told is None else told.looks[position]
+            outgrow(self._tape, func, outs[position][0], looks, args, where)
+        if told is None or outs:
             return out
         if told.tells_all and answer(func, out, args).is_as(told):
             self._is_right.add(func)

@@ -5,6 +5,9 @@
 
 A tensor that the program has just made, that nothing has been done with, and whose contents are nothing, may as well be made
 with that size. Any other would have to change its size in each replay.
+
+torch's rules for tensors without data lay it out without gaps in the order of the dimensions, whatever lies in another order in
+eager. The first run tells how it lies.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch.fx
 
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.trace.run.layouts import ShapeAndStride
+from treeplay.trace.run.layouts import Looks, ShapeAndStride
 from treeplay.trace.run.tape import TraceTape, spoken_name
 from treeplay.values.location import Location
 
@@ -28,6 +31,9 @@ _EMPTY = frozenset(
 
 _WHY = (
     "gives the tensor at `out` another size, which a replay could not do for a tensor that is more than new and empty"
+)
+_UNTOLD = (
+    "gives the tensor at `out` another size, and the run before this one does not tell in which order it lies then"
 )
 _ADVICE = "make that tensor with the size of the result"
 
@@ -41,13 +47,21 @@ def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, Sh
     return [(out, _layout(out)) for out in given if isinstance(out, torch.Tensor)]
 
 
-def outgrown(outs: Sequence[tuple[torch.Tensor, ShapeAndStride]]) -> list[torch.Tensor]:
-    """Those that lie in another way by now."""
-    return [out for out, before in outs if _layout(out) != before]
+def outgrown(outs: Sequence[tuple[torch.Tensor, ShapeAndStride]]) -> list[int]:
+    """The positions of those that lie in another way by now."""
+    return [position for position, (out, before) in enumerate(outs) if _layout(out) != before]
 
 
-def outgrow(tape: TraceTape, func: Any, fake: torch.Tensor, where: Location | None) -> None:
-    """Make a tensor that an operator has just given another size with that size, or refuse."""
+def outgrow(
+    tape: TraceTape, func: Any, fake: torch.Tensor, told: Looks | None, args: Sequence[Any], where: Location | None
+) -> None:
+    """Make a tensor that an operator has just given another size with that size, or refuse. `told` is how it lay in the first
+    run, if that is known."""
+    if told is not None and told[0] == fake.shape:
+        with tape.fake_mode:
+            fake.as_strided_(told[0], told[1])
+    elif any(isinstance(arg, torch.Tensor) and not arg.is_contiguous() for arg in leaves_of(args)):
+        raise tape.refuse(spoken_name(func), _UNTOLD, _ADVICE, where)
     known = tape.values.get(id(fake))  # an input is known by the tensor that Python holds
     is_new = known is not None and not known.is_input and storage_of(fake) not in tape.mutated
     nodes = _made_as(known.node, fake) if known is not None and is_new else []

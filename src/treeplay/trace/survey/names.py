@@ -12,6 +12,7 @@ import dis
 import enum
 import itertools
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from treeplay.guards.reads.names import (
     loaded_as_values,
     names_within,
     strings_within,
+    takes_tables,
     values_within,
 )
 from treeplay.observe.lines import is_own_or_text, is_users
@@ -76,7 +78,12 @@ def computes_keys(code: CodeType) -> bool:
     )
 
 
-_COMPUTED = {str: computes_names, ItemName: computes_keys}
+def _computes_attributes(code: CodeType) -> bool:
+    """Whether `code` itself may ask an object for attributes whose names it does not spell out, also in its `__dict__`."""
+    return computes_names(code) or takes_tables(code, of_self=True)
+
+
+_COMPUTED: dict[type, Callable[[CodeType], bool]] = {str: _computes_attributes, ItemName: computes_keys}
 
 
 class ReadNames:

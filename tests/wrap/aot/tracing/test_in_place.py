@@ -164,9 +164,27 @@ def through_one_window(x: torch.Tensor) -> list[torch.Tensor]:
     return [x - 1]
 
 
+def through_a_view_that_is_given_by_name(x: torch.Tensor) -> list[torch.Tensor]:
+    torch.transpose(input=x.as_strided((3, 2), (1, 1)), dim0=0, dim1=1).mul_(2)
+    return [x - 1]
+
+
+def through_a_view_that_is_given_in_a_list(x: torch.Tensor) -> list[torch.Tensor]:
+    torch.atleast_3d([x.as_strided((3, 2), (1, 1))])[0].mul_(2)
+    return [x - 1]
+
+
+def by_name(x: torch.Tensor) -> list[torch.Tensor]:
+    torch._foreach_mul_(self=[x], scalar=3.0)
+    return [x - 1]
+
+
 @pytest.mark.parametrize(
     ("function", "make"),
     [
+        (through_a_view_that_is_given_by_name, lambda: [numbers(12)]),
+        (through_a_view_that_is_given_in_a_list, lambda: [numbers(12)]),
+        (by_name, folded),
         (twice, folded),
         (one_row_from_another, folded),
         (in_a_list, folded),

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.observe.lines import location_in, user_location
 from treeplay.torch_seam import fakes, fx, tensors
+from treeplay.torch_seam.schemas import leaves_of
 from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.overlap import is_folded
@@ -76,6 +77,9 @@ class LineWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "").partition(".")[0]  # of an operator without its overload
+        kwargs = kwargs or {}
+        if _is_in_place(name) and not args:  # what is written is given by name
+            args, kwargs = _first_of(kwargs)
         if name == "__set__":
             self._refuse_setting(func)
         if name == "set_":
@@ -89,7 +93,6 @@ class LineWatch(TorchFunctionMode):
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
-        kwargs = kwargs or {}
         changed = _statistics_written(func, args, kwargs)
         self.seen.touched |= {
             k for k, value in self.inputs if any(tensors.shares_storage(one, value) for one in changed)
@@ -107,8 +110,8 @@ class LineWatch(TorchFunctionMode):
             why = "gives the tensor at `out` another size, which a trace does not follow"
             raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
-            self._note(func, args, result)
-        self._note_folded(name, args, result)
+            self._note(func, args, kwargs, result)
+        self._note_folded(name, args, kwargs, result)
         return result
 
     def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -121,9 +124,9 @@ class LineWatch(TorchFunctionMode):
             where = _line()
             raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
 
-    def _note_folded(self, name: str, args: Sequence[Any], result: Any) -> None:
+    def _note_folded(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note views in which elements share memory, and views of such."""
-        sources = [other for other in self.folded if any(arg is other for arg in args)]
+        sources = _given_of(self.folded, args, kwargs)
         for view in result if isinstance(result, (tuple, list)) else (result,):
             if not isinstance(view, torch.Tensor) or any(view is other for other in self.folded):
                 continue
@@ -157,10 +160,10 @@ class LineWatch(TorchFunctionMode):
         told = "gives a tensor the storage of another, which a trace does not follow"
         raise refusal("set_", told, _line(), advice)
 
-    def _note(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
         """Keep tensors that came through `.data`, views of them included, and leaves made inside."""
         is_data = func is torch.Tensor.data.__get__ or getattr(func, "__self__", None) is torch.Tensor.data  # type: ignore[attr-defined]
-        if is_data or (self.data and any(arg is data for arg in args for data in self.data)):
+        if is_data or _given_of(self.data, args, kwargs):
             self.data.append(result)
         if result.requires_grad and result.is_leaf and not any(result is value for _, value in self.inputs):
             self.born[id(result)] = result, user_location()
@@ -211,6 +214,18 @@ def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
     for one, named in one_by_one(args, kwargs):
         result = func(*one, **named)
     return result if result is None else given[0]
+
+
+def _given_of(known: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Those of the tensors `known` that a call is given, by position, by name or in a list."""
+    given = leaves_of((args, kwargs)) if known else ()
+    return [one for one in known if any(leaf is one for leaf in given)]
+
+
+def _first_of(kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call in which all are given by name, with the first one by position."""
+    first = next((name for name in ("input", "self") if name in kwargs), None)
+    return (() if first is None else (kwargs[first],)), {name: kwargs[name] for name in kwargs if name != first}
 
 
 def _is_in_place(name: str) -> bool:

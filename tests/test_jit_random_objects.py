@@ -146,3 +146,20 @@ def test_two_generators_that_are_exchanged() -> None:
         if call % 2:
             for held in (holder, twins):
                 held.a, held.b = held.b, held.a
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("library", [random, numpy.random])
+def test_a_program_that_seeds_a_global_generator_does_so_in_each_call(library: Any) -> None:
+    """Also where no one draws before it is recorded, and the generator stands there already."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        library.seed(5)
+        return x * 2 - 1
+
+    jitted = jit(step, on_refusal="eager")
+    for _ in range(3):
+        jitted(torch.ones(2))
+    drawn = [(jitted(torch.ones(2)), library.random())[1] for _ in range(4)]
+    library.seed(5)
+    assert drawn == [library.random()] * 4

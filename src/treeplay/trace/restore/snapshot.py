@@ -101,6 +101,10 @@ class Snapshot:
         """What is now in the places that hold something else."""
         return [change.after for change in self.changes()]
 
+    def mark_random_sources(self) -> None:
+        """Have seeding be noticed also where it changes nothing: before the run, and only where no other thread draws."""
+        self._random.mark()
+
     def random_source_used(self) -> str | None:
         """The name of a random generator of Python or NumPy that moved, or None."""
         return self._random.moved(self._may_have_drawn)

@@ -23,6 +23,9 @@ is_all_true: Callable[..., torch.Tensor] = torch._is_all_true
 foreach_clone: Callable[..., Any] | None = getattr(torch, "_foreach_clone", None)  # torch 2.13 and later
 
 
+CHECKS = (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default)
+"""Operators that raise, and do nothing else."""
+
 ExcludeKeys: Any = torch._C._ExcludeDispatchKeyGuard
 
 _DIFFERENTIATE = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView")

@@ -86,7 +86,7 @@ def load_training(
         forward.graph.output_node().meta[INNER] = (first, first + node.inner)
         plan, node = write_inside(forward, plan, node, writes)
         onward = Onward(again if why is None else None, why, node, origins)
-        under_autocast = UnderAutocast(onward, harmless() if why is not None else ())
+        under_autocast = UnderAutocast(onward, harmless() if why is not None or again is None else ())
         plan = dataclasses.replace(plan, node=node)
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])

@@ -281,3 +281,22 @@ def test_a_backward_under_autocast_whose_gradients_cannot_be_computed_again_says
         _gradient(compiled, torch.bfloat16, torch.bfloat16)
     (gradient,) = _gradient(compiled, torch.bfloat16, None)
     assert gradient.dtype is torch.float32
+
+
+def test_a_backward_that_autocast_does_not_change_need_not_be_computed_again() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return Doubled.apply(x @ SQUARE) - 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    for _ in range(2):
+        assert_same(*(_gradient(each, torch.bfloat16, torch.bfloat16) for each in (compiled, program)))

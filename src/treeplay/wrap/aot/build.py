@@ -110,7 +110,7 @@ class _Task:
         if not (now := flags.autocast_dtypes()):
             return ()
         try:
-            with self._captured(trace.inputs, RunNotes(), in_backward=now) as (traced, _):
+            with torch.enable_grad(), self._captured(trace.inputs, RunNotes(), in_backward=now) as (traced, _):
                 return now if fingerprint(traced) == mark else ()
         except Refusal:  # of a backward that can do no more there
             return ()

@@ -189,3 +189,114 @@ def test_the_callers_backward_behind_autocast_casts_nothing(name: str) -> None:
         x = torch.randn(6, 6, requires_grad=True)
         assert_same(gradient(jitted, x), gradient(program, x))
     assert jitted.statistics().replays == 3
+
+
+SQUARE = nn.Parameter(torch.randn(6, 6) * 0.3 + torch.eye(6))
+CAST_IN_BACKWARD: dict[str, Any] = {
+    "a product behind a cast": lambda x: x @ torch.linalg.qr(SQUARE)[0],
+    "a check of values": lambda x: x @ torch.linalg.cholesky(SQUARE @ SQUARE.t() + torch.eye(6)),
+    "a kernel that computes with others": lambda x: F.bilinear(x, x - 1, torch.stack([SQUARE, SQUARE * 2 - 1])),
+    "random numbers": lambda x: F.dropout(x @ torch.linalg.inv(SQUARE), 0.5),
+    "nothing": lambda x: torch.tanh(x @ SQUARE) - 1,
+}
+
+
+def _gradient(program: Any, forward: Any, backward: Any, *, again: bool = False) -> tuple[torch.Tensor, ...]:
+    """The gradient of the weight. `forward`, `backward`: what autocast casts to around them, or None."""
+    torch.manual_seed(3)
+    with torch.autocast("cpu", forward or torch.bfloat16, enabled=forward is not None):
+        out = program(torch.randn(4, 6) * 2)
+    loss = out.float().sin().sum()
+    with torch.autocast("cpu", backward or torch.bfloat16, enabled=backward is not None):
+        (gradient,) = torch.autograd.grad(loss, SQUARE, create_graph=again)
+        bend = torch.autograd.grad(gradient.float().pow(2).sum(), SQUARE) if again else ()
+    return gradient.detach(), *bend
+
+
+@pytest.mark.parametrize("name", CAST_IN_BACKWARD)
+@pytest.mark.parametrize("front", ["jit", "compile"])
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float16), (None, torch.bfloat16), (torch.bfloat16, None)],
+)
+def test_a_backward_is_under_the_autocast_of_its_caller(name: str, front: str, forward: Any, backward: Any) -> None:
+    program = CAST_IN_BACKWARD[name]
+    torch._dynamo.reset()
+    ours: Any = (
+        jit(program) if front == "jit" else torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    )
+    wanted = _gradient(program, forward, backward)
+    for _ in range(3):
+        assert_same(_gradient(ours, forward, backward), wanted)
+    assert_same(_gradient(ours, forward, None), _gradient(program, forward, None))
+
+
+@pytest.mark.parametrize(("forward", "backward"), [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, None)])
+@pytest.mark.parametrize("front", ["jit", "compile"])
+def test_a_gradient_that_is_differentiated_is_that_of_the_forwards_autocast(
+    front: str, forward: Any, backward: Any
+) -> None:
+    program = CAST_IN_BACKWARD["a product behind a cast"]
+    torch._dynamo.reset()
+    ours: Any = (
+        jit(program) if front == "jit" else torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    )
+    for _ in range(3):
+        found, wanted = (_gradient(each, forward, backward, again=True) for each in (ours, program))
+        assert_same(found[0], wanted[0])
+        # Added up in another order, and under autocast in its dtype.
+        assert (found[1] - wanted[1]).norm() < (1e-2 if backward else 1e-5) * wanted[1].norm()
+
+
+@pytest.mark.parametrize("front", ["jit", "compile"])
+def test_a_backward_that_only_autocast_makes_possible(front: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.pinv(SQUARE) @ x.t()  # without it, its backward multiplies matrices of two dtypes
+
+    torch._dynamo.reset()
+    ours: Any = (
+        jit(program) if front == "jit" else torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    )
+    for _ in range(3):
+        assert_same(*(_gradient(each, torch.bfloat16, torch.bfloat16) for each in (ours, program)))
+
+
+def test_a_backward_under_autocast_whose_gradients_cannot_be_computed_again_says_so() -> None:
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x, w = ctx.saved_tensors
+            return gradient.float() @ w.t(), x.t() @ gradient.float()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: Product.apply(x, SQUARE), backend="treeplay", options={"inner": "aten"})
+    with pytest.raises(
+        treeplay.UsageError, match=r"under autocast.*custom autograd function.*Fix: leave torch.autocast"
+    ):
+        _gradient(compiled, torch.bfloat16, torch.bfloat16)
+    (gradient,) = _gradient(compiled, torch.bfloat16, None)
+    assert gradient.dtype is torch.float32
+
+
+def test_a_backward_that_autocast_does_not_change_need_not_be_computed_again() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return Doubled.apply(x @ SQUARE) - 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    for _ in range(2):
+        assert_same(*(_gradient(each, torch.bfloat16, torch.bfloat16) for each in (compiled, program)))

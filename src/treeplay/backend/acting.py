@@ -14,10 +14,8 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam import fx
-from treeplay.torch_seam.operators import OpOverloadPacket
+from treeplay.torch_seam.operators import CHECKS, OpOverloadPacket
 from treeplay.trace.signature.prune import TORCHS_OWN, acts
-
-_CHECKS = (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default)
 
 
 def acting_in(graph: torch.fx.Graph) -> frozenset[Any]:
@@ -33,5 +31,5 @@ def acting_in(graph: torch.fx.Graph) -> frozenset[Any]:
 @contextlib.contextmanager
 def kept(operators: frozenset[Any]) -> Iterator[None]:
     """While this lasts, nothing takes these operators, nor torch's checks, for dead code."""
-    with fx.kept_operators({*operators, *_CHECKS}):
+    with fx.kept_operators({*operators, *CHECKS}):
         yield

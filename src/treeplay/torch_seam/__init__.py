@@ -16,6 +16,7 @@ WORKS_WITH = "2.11 to 2.15"
 AT_ONCE = (
     "allocator",
     "autograd",
+    "casts",
     "context",
     "dynamo",
     "facts",

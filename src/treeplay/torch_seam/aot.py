@@ -14,6 +14,8 @@ from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from treeplay.torch_seam.flags import AutocastDtypes
+
 GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
 """Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
 
@@ -67,17 +69,18 @@ def traced(
     decompositions: dict[Any, Callable[..., Any]] | None,
     *,
     writes_inside: bool | None = None,
+    in_backward: AutocastDtypes = (),
 ) -> Iterator[Traced]:
     """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside.
 
     `writes_inside`: arguments that it writes are written by the graph itself, at its end, where that can be; by default where
-    no gradient is needed."""
+    no gradient is needed. `in_backward`: the autocast of the caller of the backward."""
     needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
     # Most graphs are read and taken apart and never run: each one's code is generated when it is called.
     with contextlib.ExitStack() as stack, _use_lazy_graph_module(True):
         options: dict[str, Any] = {_GUESSES_ZEROS: True} if hasattr(functorch_config, _GUESSES_ZEROS) else {}
-        if getattr(functorch_config, _IN_BACKWARD, None) == "same_as_forward":
-            options[_IN_BACKWARD] = "off"
+        if in_backward or getattr(functorch_config, _IN_BACKWARD, None) == "same_as_forward":
+            options[_IN_BACKWARD] = [{"device_type": kind, "dtype": dtype} for kind, dtype in in_backward]
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False, **options))
         if writes_inside is None:
             writes_inside = not needs_gradient

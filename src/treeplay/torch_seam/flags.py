@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ fills_memory: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialize
 FORWARD_LEVEL = (torch.autograd.forward_ad, "_current_level")  # -1 outside of `dual_level`
 
 FAST_PATH = (torch.backends.mha, "_is_fastpath_enabled")
+
+AutocastDtypes = tuple[tuple[str, torch.dtype], ...]
 
 # Those that the function above knows.
 AUTOCAST_KINDS = ("cpu", "cuda", "xpu", "mtia", "hpu", "ipu", "xla", "privateuseone")
@@ -131,6 +133,23 @@ set_view_replay = torch._C._set_view_replay_enabled
 is_view_replay_enabled = torch._C._is_view_replay_enabled
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def autocast_dtypes() -> AutocastDtypes:
+    """Device types under autocast, and what it casts to there."""
+    if not is_any_autocast_enabled():
+        return ()
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
+
+
+@contextlib.contextmanager
+def under_autocast(dtypes: AutocastDtypes) -> Iterator[None]:
+    """A block under autocast as `autocast_dtypes` told of it, and no other."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_autocast())
+        for kind, dtype in dtypes:
+            stack.enter_context(torch.autocast(kind, dtype, cache_enabled=torch.is_autocast_cache_enabled()))
+        yield
 
 
 def autocast_state() -> tuple[Any, ...]:

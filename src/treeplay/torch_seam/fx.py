@@ -23,6 +23,11 @@ def exporter_trees(graph: torch.fx.Graph) -> tuple[Any, Any] | None:
     return codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
 
 
+def kept_now() -> frozenset[Any]:
+    """The operators, and other functions, whose calls are no dead code."""
+    return frozenset(torch.fx.node._side_effectful_functions)
+
+
 @contextlib.contextmanager
 def kept_operators(operators: Collection[Any]) -> Iterator[None]:
     """While this lasts, calls of these operators are no dead code, though nobody uses what they give."""

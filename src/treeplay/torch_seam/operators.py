@@ -11,6 +11,8 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
+from treeplay.torch_seam.casts import CASTS, casts_inside
+
 BINDING: type = type(getattr(torch._C._get_tracing_state, "__self__", None))
 """The class of what pybind11 keeps behind each of torch's functions in C."""
 nn_functions: Any = torch._C._nn
@@ -20,6 +22,9 @@ assert_async: Callable[..., None] = torch._assert_async
 is_all_true: Callable[..., torch.Tensor] = torch._is_all_true
 foreach_clone: Callable[..., Any] | None = getattr(torch, "_foreach_clone", None)  # torch 2.13 and later
 
+
+CHECKS = (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default)
+"""Operators that raise, and do nothing else."""
 
 ExcludeKeys: Any = torch._C._ExcludeDispatchKeyGuard
 
@@ -39,7 +44,6 @@ _EXPLICIT = (
 )
 _AsCalled: Any = getattr(torch._C, "_RestorePythonTLSSnapshot")  # noqa: B009 - not in torch's stubs
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-_CASTS = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
 
 
 @lru_cache(maxsize=4096)
@@ -52,60 +56,21 @@ def by_others(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """What the operators give that an operator is made of. For code of a dispatch mode: what stands above operators (autocast,
     lazy conjugates, views that need gradients) sees each of them that has not seen the whole, as it does where no mode is."""
     kernel = next((key for key in _EXPLICIT if _has_kernel(op.name(), key)), _OTHERS)
+    casts = casts_inside(op)
     with _AsCalled():  # as it was where the program called the operator
         excluded = torch._C._dispatch_tls_local_exclude_set()
-        for key in _CASTS:
-            excluded = excluded.add(key) if _has_kernel(_reached_by(op), key) else excluded
+        for key in CASTS:
+            is_off = key not in casts if casts else _has_kernel(op.name(), key)
+            excluded = excluded.add(key) if is_off else excluded
         if kernel is not _OTHERS:  # autograd has its own rule for the whole
             excluded = excluded | _keys(_DIFFERENTIATE)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
             return op._op_dk(kernel, *args, **kwargs)
 
 
-_CAST_INSIDE = {
-    "aten::_trilinear": "aten::bilinear",
-    "aten::linalg_pinv.atol_rtol_tensor": "aten::linalg_pinv",
-    "aten::affine_grid_generator": "aten::affine_grid_generator",
-    "aten::_transformer_encoder_layer_fwd": "aten::_transformer_encoder_layer_fwd",
-    "aten::_native_multi_head_attention": "aten::_native_multi_head_attention",
-}
-"""Operators whose kernels call others that autocast casts, and by what a program reaches each: where that is cast itself,
-autocast is off inside."""
-
-
-def is_cast_inside(op: Any) -> bool:
-    """Whether autocast is on between an operator and those that its kernel calls. For code of a dispatch mode, below which it
-    is off: there the kernel would do otherwise than where no mode is."""
-    if not isinstance(op, OpOverload) or op.name() not in _CAST_INSIDE:
-        return False
-    with _AsCalled():
-        return bool(_casts_inside(op))
-
-
 def is_by_others_alone(op: OpOverload) -> bool:
     """Whether an operator, or its kernel, computes with other operators and reads no memory itself."""
     return any(_has_kernel(op.name(), key) for key in (_OTHERS, *_EXPLICIT))
-
-
-def as_unwatched(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the kernel of an operator gives with autocast on inside of it. For code of a dispatch mode."""
-    with _AsCalled():
-        casts = _casts_inside(op)
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in casts:
-        excluded = excluded.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
-        return op(*args, **kwargs)
-
-
-def _casts_inside(op: OpOverload) -> list[Any]:
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    return [key for key in _CASTS if not excluded.has(key) and not _has_kernel(_reached_by(op), key)]
-
-
-def _reached_by(op: OpOverload) -> str:
-    name: str = op.name()
-    return _CAST_INSIDE.get(name, name)
 
 
 def keys_above_operators() -> Any:

@@ -11,9 +11,10 @@ import torch
 
 from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
+from treeplay.torch_seam.casts import as_unwatched, is_cast_inside, note_casts
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import TorchDispatchMode, native_layers
-from treeplay.torch_seam.operators import HigherOrderOperator, as_unwatched, is_cast_inside
+from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import LIFTS, is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
@@ -45,6 +46,7 @@ class Observer(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        note_casts()
         self.log = Log()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -51,14 +51,6 @@ class Mode:
         return any(part in name for name in called for part in self.operators)
 
 
-def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
-    """Device types under autocast, and what it casts to there."""
-    if not flags.is_any_autocast_enabled():
-        return ()
-    kinds = flags.AUTOCAST_KINDS
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
-
-
 def _autocast_cache() -> bool:
     """Whether each weight is cast once: then the gradients of its uses are added up as cast."""
     return flags.is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
@@ -89,7 +81,7 @@ GRAD = _of("grad mode", torch.is_grad_enabled)
 DTYPE = _of("default dtype", torch.get_default_dtype)
 DEVICE = _of("default device", modes.default_device, AskedWhen.IF_SET)
 INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, AskedWhen.WITHOUT_TENSORS)
-AUTOCAST = _of("autocast", _autocast, AskedWhen.WITHOUT_TENSORS)
+AUTOCAST = _of("autocast", flags.autocast_dtypes, AskedWhen.WITHOUT_TENSORS)
 AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, AskedWhen.IN_AUTOCAST)
 ANOMALY = _of("anomaly detection", torch.is_anomaly_enabled)
 FORWARD = Mode("forward-mode differentiation", "forward_ad", flags.forward_level, attribute=flags.FORWARD_LEVEL)

@@ -13,8 +13,8 @@ from torch import nn
 
 from support import assert_same, jit
 from treeplay import Refusal
+from treeplay.torch_seam.casts import as_unwatched, is_cast_inside, note_casts
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.torch_seam.operators import as_unwatched, is_cast_inside
 
 MATRIX, COMPLEX = torch.randn(5, 6), torch.randn(4, 4, dtype=torch.complex64)
 PARAMETER = nn.Parameter(torch.randn(6, 6))
@@ -91,11 +91,24 @@ def test_what_is_lazy_in_an_operator_is_resolved(program: Callable[..., Any]) ->
     _replays(program, lambda: torch.randn(4, 4))
 
 
+def _uncast_pinv(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return torch.linalg.pinv(x)
+
+
+_LIBRARY = torch.library.Library("treeplay_tests_apart", "DEF")
+_LIBRARY.define("uncast_pinv(Tensor x) -> Tensor")
+_LIBRARY.impl("uncast_pinv", _uncast_pinv, "CompositeImplicitAutograd")
+
+
 THETA, BILINEAR = torch.randn(1, 2, 3), nn.Bilinear(6, 6, 5)
 KERNELS = {
     "affine_grid": lambda x: nn.functional.affine_grid(THETA * x[0, 0], [1, 1, 2, 2], align_corners=False) * 2 - 1,
     "bilinear": lambda x: BILINEAR(x, x - 1) * 2 - 1,
     "pinv": lambda x: torch.linalg.pinv(x) * 2 - 1,
+    "pinv into a tensor": lambda x: torch.linalg.pinv(x.detach(), out=torch.empty(6, 4)) * 2 - 1,
+    "pinverse, which is cast as a whole": lambda x: torch.pinverse(x) * 2 - 1,
+    "an operator that is not cast inside": lambda x: torch.ops.treeplay_tests_apart.uncast_pinv(x) * 2 - 1,
 }
 
 
@@ -147,6 +160,7 @@ def test_a_mode_is_told_of_autocast_inside_of_a_kernel(is_cast: bool) -> None:
             assert is_cast_inside(func) is (is_cast and func is torch.ops.aten._trilinear.default)
             return as_unwatched(func, args, kwargs or {}) if is_cast_inside(func) else func(*args, **(kwargs or {}))
 
+    note_casts()
     x, w = torch.randn(4, 6), torch.randn(3, 6, 6)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
         wanted = torch.bilinear(x, x - 1, w)

@@ -18,6 +18,7 @@ UNTRIED = {
     "if type(": "takes a lone value for one",
     "if is_transformed": "refuses transforms",
     "if is_deterministic": "refuses another mode",
+    "if is_cast": "computes gradients again in another mode",
     "del ": "lets arguments go",
     "finally: ": "lets arguments go",
     "grads.clear()": "lets gradients go",

@@ -20,9 +20,10 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
+from treeplay.torch_seam.casts import is_cast_inside, note_casts
 from treeplay.torch_seam.fakes import device_of
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_cast_inside, is_made_of_others, name_of
+from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_made_of_others, name_of
 from treeplay.torch_seam.schemas import leaves_of, returns_view
 
 
@@ -50,6 +51,7 @@ class TakesApart(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        note_casts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not is_cast_inside(func):

@@ -22,6 +22,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
 from treeplay.torch_seam.autograd import is_computed_again
+from treeplay.torch_seam.casts import note_casts
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import (
@@ -79,6 +80,7 @@ class Tracer(TorchDispatchMode):
         layouts: Mapping[Question, Answer],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        note_casts()
         self.is_known = is_known
         self.generators = generators
         self.host_scalars: set[int] = set()

@@ -12,8 +12,9 @@ import torch
 from treeplay.errors import Refusal, UsageError
 from treeplay.graph_check import check_module
 from treeplay.observe.lines import is_users
-from treeplay.torch_seam import fakes
+from treeplay.torch_seam import fakes, flags
 from treeplay.torch_seam.aot import Traced, is_written_by_graph
+from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.trace.call import home_of
 from treeplay.wrap.aot.calls.again import HigherDerivatives, Repeat, fingerprint
 from treeplay.wrap.aot.calls.checks import check_of
@@ -87,17 +88,32 @@ class _Task:
         """The function, traced with inputs in the place of its arguments."""
         noted, given = RunNotes(), self.arrangement.samples(self.samples)
         inputs = apart(given) if self.is_apart else given
+        with self._captured(inputs, noted) as (traced, seen):
+            check_module(traced.graph, "the trace")
+            yield _FunctionTrace(traced, seen, noted, given, inputs)
+
+    def _captured(
+        self, inputs: Sequence[Any], noted: RunNotes, *, in_backward: AutocastDtypes = ()
+    ) -> contextlib.AbstractContextManager[tuple[Traced, TraceFindings]]:
         count = len(self.samples)
-        names = [self.names[k] if k < count else f"base{k - count}" for k in self.arrangement.inputs]
-        with captured(
+        return captured(
             self.arrangement.adapted(self.function, noted),
             inputs,
             self.compilers.decompositions,
             writes_inside=self.writes_inside,
-            names=names,
-        ) as (traced, seen):
-            check_module(traced.graph, "the trace")
-            yield _FunctionTrace(traced, seen, noted, given, inputs)
+            names=[self.names[k] if k < count else f"base{k - count}" for k in self.arrangement.inputs],
+            in_backward=in_backward,
+        )
+
+    def autocast_without_effect(self, trace: _FunctionTrace, mark: int) -> AutocastDtypes:
+        """The autocast of this moment, if a backward under it would do what that of a trace with this fingerprint does."""
+        if not (now := flags.autocast_dtypes()):
+            return ()
+        try:
+            with torch.enable_grad(), self._captured(trace.inputs, RunNotes(), in_backward=now) as (traced, _):
+                return now if fingerprint(traced) == mark else ()
+        except Refusal:  # of a backward that can do no more there
+            return ()
 
     def writes_in_graph(self, trace: _FunctionTrace) -> list[tuple[int, str]]:
         """Which inputs the forward writes and with which node, from a trace of a graph that does its writes itself."""
@@ -179,14 +195,16 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
     plan = dataclasses.replace(with_common_values(traced, plan), checks=checks, awaited=task.awaited)
     if not traced.is_joint:
         return load_inference(traced, plan, compilers)
-    again = None
+    again, mark = None, fingerprint(traced)
     if compilers.plain is not None:
         plain = dataclasses.replace(compilers.plain(), decompositions=compilers.decompositions)
-        repeat, mark = task.repeat or _itself(task.function), None if task.repeat is None else fingerprint(traced)
-        again = HigherDerivatives(repeat, wrap_function, plain, task.arrangement, mark=mark)
+        repeat = task.repeat or _itself(task.function)
+        again = HigherDerivatives(
+            repeat, wrap_function, plain, task.arrangement, mark=mark, is_fixed=task.repeat is None
+        )
     late = take_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
     check_module(traced.graph, "the backward's writes were taken out")
-    return load_training(traced, plan, late, compilers, again)
+    return load_training(traced, plan, late, compilers, again, lambda: task.autocast_without_effect(trace, mark))
 
 
 def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:

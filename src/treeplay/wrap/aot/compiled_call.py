@@ -17,6 +17,7 @@ from treeplay.graph_check import check_module
 from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.again import HigherDerivatives, Onward, origins_of, why_not
 from treeplay.wrap.aot.calls.first_call import Instead, first_call
@@ -26,6 +27,7 @@ from treeplay.wrap.aot.calls.partial import without_gradients
 from treeplay.wrap.aot.calls.random_states import generator_inputs
 from treeplay.wrap.aot.calls.redrawn import draws_of
 from treeplay.wrap.aot.calls.surroundings import refuse_compiled_autograd, run_in_callers_context
+from treeplay.wrap.aot.calls.under_autocast import UnderAutocast
 from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Compile, Compilers
 from treeplay.wrap.aot.emit.load import load_call
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
@@ -42,13 +44,21 @@ def load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any:
         _mark_visible(traced.graph, plan)
         instead = _first_call(traced.graph, plan, compilers)
         run = compilers.inference(traced.graph, traced.inputs)
-    return load_call(plan, run, instead=instead, direct=compilers.direct)
+    call = load_call(plan, run, instead=instead, direct=compilers.direct)
+    call.draws = draws_of(traced.graph)
+    return call
 
 
 def load_training(
-    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: HigherDerivatives | None
+    traced: Traced,
+    plan: CallPlan,
+    late: tuple[LateWrite, ...],
+    compilers: Compilers,
+    again: HigherDerivatives | None,
+    harmless: Callable[[], AutocastDtypes],
 ) -> Any:
-    """The call around a forward and its node, whose backward is compiled when it is first needed."""
+    """The call around a forward and its node, whose backward is compiled when it is first needed. `harmless()`
+    is the autocast, if any, under which that is the same backward: asked for now where it cannot be found out later."""
     _mark_arguments(traced.graph, plan)
     refuse_compiled_autograd()
     with torch.no_grad():
@@ -65,7 +75,8 @@ def load_training(
         inner = inner_values_last(forward, backward, returned=plan.returned_values, unseen=unseen)
         node = plan_node(traced, plan, forward, backward, late, inner=inner)
         origins = origins_of(traced.facts, node.differentiable)
-        saved, is_every = saved_by(forward, plan), compilers.keeps_inputs
+        # A caller who stays in autocast for the backward may need its gradients computed from the inputs again.
+        saved, is_every = saved_by(forward, plan), compilers.keeps_inputs or flags.is_any_autocast_enabled()
         kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)
         why = compilers.why_once or why_not(traced, node, forward, kept)
         if why is None and again is not None:
@@ -75,6 +86,7 @@ def load_training(
         forward.graph.output_node().meta[INNER] = (first, first + node.inner)
         plan, node = write_inside(forward, plan, node, writes)
         onward = Onward(again if why is None else None, why, node, origins)
+        under_autocast = UnderAutocast(onward, harmless() if why is not None or again is None else ())
         plan = dataclasses.replace(plan, node=node)
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
@@ -85,8 +97,10 @@ def load_training(
         inner=node.first_inner if node.inner else None,
     )
     boxed = _called(lazy, backward)
-    call = load_call(plan, run, boxed, onward=onward, instead=instead, direct=compilers.direct)
-    call.backward = lazy
+    call = load_call(
+        plan, run, boxed, onward=onward, under_autocast=under_autocast, instead=instead, direct=compilers.direct
+    )
+    call.backward, call.draws = lazy, node.draws
     return call
 
 

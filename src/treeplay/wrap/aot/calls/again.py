@@ -1,4 +1,5 @@
-"""Derivatives of derivatives: a backward that autograd can go on from, made when it is first asked for.
+"""Gradients that are computed from the inputs again, made when they are first asked for: a backward that autograd can go on
+from, and one under autocast.
 
     torch.autograd.grad(program(x), x, create_graph=True)
       └─ node's backward, gradients on ─▶ Again ─▶ the wrapped form of
@@ -21,7 +22,11 @@ import torch
 from treeplay.errors import InternalError, Refusal, TreeplayError
 from treeplay.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
+from treeplay.torch_seam import flags, fx
 from treeplay.torch_seam.aot import Traced, is_base_kept
+from treeplay.torch_seam.flags import AutocastDtypes
+from treeplay.torch_seam.operators import CHECKS
+from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot.calls.kept import inputs_of
 from treeplay.wrap.aot.calls.opening import plain_gradient
@@ -82,7 +87,7 @@ def why_not(traced: Traced, node: NodePlan, forward: torch.fx.GraphModule, kept:
         return "it takes or returns tensors made of other tensors"
     if node.late:
         return "its backward writes to tensors"
-    if node.tokens or node.generators or traced.facts.tokens:
+    if node.tokens or node.generators or (traced.facts.tokens and not _only_checks(traced.graph)):
         return "it has side effects, or keeps random generators for its backward"
     if is_drawn_late(traced.graph):
         return "its backward draws random numbers"
@@ -94,6 +99,12 @@ def why_not(traced: Traced, node: NodePlan, forward: torch.fx.GraphModule, kept:
     return None
 
 
+def _only_checks(joint: torch.fx.GraphModule) -> bool:
+    """Whether what a graph does in order, by tokens, is to raise where values are wrong; which it did not."""
+    ordered = joint.graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
+    return all(node.args[1] in CHECKS for node in ordered)
+
+
 def fingerprint(traced: Traced) -> int:
     """What two traces of a function that does the same have in common."""
     return hash(str(traced.graph.graph))
@@ -102,21 +113,30 @@ def fingerprint(traced: Traced) -> int:
 class HigherDerivatives:
     """The gradients of one wrapped function as functions that can be differentiated: one for each set of gradients that come.
 
-    Owned by the function's node class, like its backward. `mark` is the fingerprint of the function's trace where it may have
-    changed since."""
+    Owned by the function's node class, like its backward. `mark` is the fingerprint of the function's trace; unless it
+    `is_fixed`, it may have changed since."""
 
     def __init__(
-        self, repeat: Repeat, wrap: WrapFlat, compilers: Compilers, arrangement: Arrangement, *, mark: int | None
+        self,
+        repeat: Repeat,
+        wrap: WrapFlat,
+        compilers: Compilers,
+        arrangement: Arrangement,
+        *,
+        mark: int,
+        is_fixed: bool,
     ):
         self._repeat, self._wrap, self._compilers = repeat, wrap, compilers
-        self._arrangement, self._mark = arrangement, mark
-        self._made: dict[tuple[bool | None, ...], Any] = {}
+        self._arrangement, self._mark, self._is_fixed = arrangement, mark, is_fixed
+        self._autocast, self._kept = flags.autocast_dtypes(), fx.kept_now()  # of the call
+        self._made: dict[Any, Any] = {}
 
     def __call__(
         self, node: NodePlan, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
-        """The gradients of the inputs, with a history; raises `Refusal`."""
-        key = tuple(None if gradient is None else gradient.requires_grad for gradient in gradients)
+        """The gradients of the inputs, with a history where gradients are on; raises `Refusal`."""
+        needs = tuple(None if gradient is None else gradient.requires_grad for gradient in gradients)
+        key = (needs, torch.is_grad_enabled(), flags.autocast_dtypes())
         with _making:
             made = self._made.get(key)
             if made is None:
@@ -130,24 +150,25 @@ class HigherDerivatives:
     def _make(self, node: NodePlan, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:
         came = [k for k, gradient in enumerate(gradients) if gradient is not None]
         count = len(inputs)
+        needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in inputs]
+        is_onward = torch.is_grad_enabled()
 
         @contextlib.contextmanager
         def repeat(given: Sequence[Any]) -> Iterator[Flat]:
             with self._repeat(given[:count]) as function:
                 adapted = self._arrangement.adapted(function, RunNotes())
-                yield _gradients_of(adapted, node, [origins[k] for k in came], count)
+                yield _gradients_of(adapted, node, [origins[k] for k in came], needs, self._autocast, is_onward)
 
         try:
-            with Boundary("making a backward of a backward", reasons=(TreeplayError,)):
-                if self._mark is not None:
-                    with self._repeat(inputs) as function:
-                        self._check_same(function, inputs)
+            with self._tracing():
+                if not self._is_fixed and not self._is_same(inputs, in_backward=()):
+                    why = "the program would not do the same again as in the call that is differentiated"
+                    raise Refusal.of("create_graph", why, "change what it depends on after the backward", None)
                 samples = [*inputs, *(gradients[k] for k in came)]
                 with repeat(samples) as function:
                     made: Any = self._wrap(function, samples, self._compilers, repeat=repeat)
             # Gradients that depend on nothing that needs one, as those of a sum, lead nowhere: no node, and nothing drawn.
-            draws = made.plan.node.draws if made.plan.node is not None else ()
-            if draws != node.draws:
+            if made.draws != node.draws:
                 why = "its gradients draw other random numbers than its results"
                 raise Refusal.of("create_graph", why, "differentiate all results of the call together", None)
             return made
@@ -156,29 +177,58 @@ class HigherDerivatives:
         except Refusal as refusal:
             return refusal.reason
 
-    def _check_same(self, function: Flat, inputs: Sequence[Any]) -> None:
-        """Refuse where the program would do something else by now: a flag may have changed since the call."""
-        adapted = self._arrangement.adapted(function, RunNotes())
-        with captured(adapted, inputs, self._compilers.decompositions) as (traced, _):
-            if fingerprint(traced) != self._mark:
-                why = "the program would not do the same again as in the call that is differentiated"
-                raise Refusal.of("create_graph", why, "change what it depends on after the backward", None)
+    def is_unchanged_by(self, autocast: AutocastDtypes, inputs: Sequence[Any]) -> bool:
+        """Whether the backward of a call like this does nothing else under autocast; False also where that cannot be told."""
+        try:
+            with _making, self._tracing():
+                return self._is_same(inputs, in_backward=autocast)
+        except TreeplayError:
+            return False
+
+    @contextlib.contextmanager
+    def _tracing(self) -> Iterator[None]:
+        boundary = Boundary("making a backward of a backward", reasons=(TreeplayError,))
+        with boundary, autocast_cache_apart(), fx.kept_operators(self._kept):
+            yield
+
+    def _is_same(self, inputs: Sequence[Any], *, in_backward: AutocastDtypes) -> bool:
+        """Whether the program would do by now what it did in the call: a flag may have changed since."""
+        with torch.enable_grad(), flags.under_autocast(self._autocast), self._repeat(inputs) as function:
+            adapted, decompositions = self._arrangement.adapted(function, RunNotes()), self._compilers.decompositions
+            with captured(adapted, inputs, decompositions, in_backward=in_backward) as (traced, _):
+                return fingerprint(traced) == self._mark
 
 
-def _gradients_of(function: Flat, node: NodePlan, origins: Sequence[Origin], count: int) -> Flat:
-    """The flat function of inputs and gradients of results that gives the gradients of the inputs."""
+def _gradients_of(
+    function: Flat,
+    node: NodePlan,
+    origins: Sequence[Origin],
+    needs: Sequence[bool],
+    autocast: AutocastDtypes,
+    is_onward: bool,
+) -> Flat:
+    """The flat function of inputs and gradients of results that gives the gradients of the inputs. `needs`: which inputs need
+    one. `autocast` is that of the function. `is_onward`: they have a history."""
+    count = len(needs)
     overwritten = node.inputs.overwritten if node.inputs is not None else ()
     wanted = [k for k, feed in enumerate(node.feeds) if feed is not None]
 
     def gradients(*given: Any) -> list[Any]:
         found: list[Any] = [None] * count
+        if not is_onward:
+            leaves = zip(given[:count], needs, strict=True)
+            given = (
+                *(value.detach().requires_grad_() if is_needed else value for value, is_needed in leaves),
+                *given[count:],
+            )
         with torch.enable_grad():
             # The function would overwrite what it is given once more.
             inputs = [value.clone() if k in overwritten else value for k, value in enumerate(given[:count])]
-            results = function(*inputs)
+            with flags.under_autocast(autocast):
+                results = function(*inputs)
             values = [origin.value(inputs, results) for origin in origins]
             ends = [given[k] for k in wanted]
-            made = torch.autograd.grad(values, ends, given[count:], create_graph=True, allow_unused=True)
+            made = torch.autograd.grad(values, ends, given[count:], create_graph=is_onward, allow_unused=True)
         for k, gradient in zip(wanted, made, strict=True):
             found[k] = gradient
         if not node.draws:
@@ -197,7 +247,8 @@ def _plain(gradient: Any, tangent: Tangent | WrappedTangent, place: int) -> Any:
 
 
 class Onward:
-    """What a node's backward does under create_graph: gradients that lead on, or None with the reason in `ctx.why`."""
+    """What a node's backward does under create_graph: gradients that lead on, or None with the reason in `ctx.why`. Without it,
+    gradients as they are under the modes of the caller."""
 
     def __init__(
         self, again: HigherDerivatives | None, why: str | None, node: NodePlan, origins: Sequence[Origin]
@@ -206,6 +257,16 @@ class Onward:
         self._places = [
             node.returned.index(tangent.value) if tangent.value in node.returned else None for tangent in node.tangents
         ]
+
+    def is_unchanged_by(self, autocast: AutocastDtypes, ctx: Any) -> bool:
+        """Whether the backward of a call does nothing else under autocast, as far as that can be told."""
+        if self._again is None:
+            return False
+        try:
+            inputs = inputs_of(ctx, self._node.inputs, may_differ=True)  # type: ignore[arg-type]
+        except Refusal:
+            return False
+        return self._again.is_unchanged_by(autocast, inputs)
 
     def __call__(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:
         if self._again is None:

@@ -83,9 +83,9 @@ def _statistics(node: torch.fx.Node) -> set[torch.fx.Node]:
     return {value for value in found if isinstance(value, torch.fx.Node)}
 
 
-def inputs_of(ctx: Any, kept: KeptInputs) -> list[Any]:
+def inputs_of(ctx: Any, kept: KeptInputs, *, may_differ: bool = False) -> list[Any]:
     """The inputs of a call, unchanged since, or as they were before it; raises torch's own errors, and `Refusal` where one is
-    gone."""
+    gone. `may_differ`: for whoever asks nothing of their contents."""
     saved = ctx.saved_tensors  # freed, or changed in place
     inputs: list[Any] = [item() if type(item) is weakref.ref else item for item in ctx.given]
     for was, item in zip(ctx.given, inputs, strict=True):
@@ -93,7 +93,7 @@ def inputs_of(ctx: Any, kept: KeptInputs) -> list[Any]:
             why = "an argument is gone that the compiled backward does not need"
             raise Refusal.of("create_graph", why, "keep the arguments until the last backward", None)
     for k, version in zip(kept.versioned, ctx.versions, strict=True):
-        if version is not None:
+        if version is not None and not may_differ:
             unchanged(inputs[k], version)
     for place, k in enumerate(kept.copied):
         inputs[k] = ctx.copies[place]

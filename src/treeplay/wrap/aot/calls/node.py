@@ -19,13 +19,15 @@ _ABOVE = keys_above_operators()
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What a result needs for its backward: what runs the graph, and what gives gradients that lead on.
+    """What a result needs for its backward: what runs the graph, what gives gradients that lead on, and what gives those under
+    autocast, where the graph's are others.
 
     Kept by the call function, and by each result on its own. The node's class only refers to it: a class is a cycle, and what
     it keeps waits for the garbage collector."""
 
     run: Boxed
     onward: Callable[..., Any] | None
+    under_autocast: Callable[..., Any] | None
 
 
 def note_write(tensor: torch.Tensor) -> None:

@@ -37,6 +37,10 @@ def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> Non
     _refuse_surroundings(text, node)
     if aot.GRADIENTS_COME_IN_A_LIST:  # but for compiled autograd's
         text.add("grads = grads[0] if type(grads[0]) is list else [*grads]")
+    text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
+    text.add("is_cast = is_any_autocast_enabled()")
+    if needs.under_autocast is not None:
+        text.add("if is_cast and (found := ctx.needs.under_autocast(ctx, grads)) is not None: return found")
     if plan.opened is not None:
         text.use("differentiated_again", differentiated_again)
         text.add("if is_grad_enabled(): return differentiated_again(ctx, grads)")
@@ -77,7 +81,7 @@ def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> Non
     _release(text, node)
     why = "None" if needs.onward is None else "ctx.why"
     again = f"differentiated(run, args, {why}) if is_grad_enabled() else " if plan.opened is None else ""
-    text.add(f"grads = {again}{run_graph(text)}")
+    text.add(f"grads = {again}{run_graph(text, 'is_cast')}")
     gradients = plan.flat_gradients(node)
     count_values(text, gradients + len(node.late) + node.tokens, "grads", "backward")
     _late(text, node, gradients)

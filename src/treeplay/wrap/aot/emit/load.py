@@ -12,6 +12,7 @@ from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.again import Onward
 from treeplay.wrap.aot.calls.first_call import Instead, on_first_call
 from treeplay.wrap.aot.calls.node import Needs
+from treeplay.wrap.aot.calls.under_autocast import UnderAutocast
 from treeplay.wrap.aot.compilers import DirectCall, follow
 from treeplay.wrap.aot.emit.backward import emit_backward
 from treeplay.wrap.aot.emit.call import emit_call
@@ -25,19 +26,20 @@ def load_call(
     backward: Boxed | None = None,
     *,
     onward: Onward | None = None,
+    under_autocast: UnderAutocast | None = None,
     instead: Instead | None = None,
     direct: DirectCall | None = None,
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
 
-    `onward` is what a backward does under create_graph, `instead` what the first call does in place of `run`; `direct` tells
-    how the function is called."""
+    `onward` is what a backward does under create_graph, `under_autocast` what it does there, `instead` what the first call does
+    in place of `run`; `direct` tells how the function is called."""
     sources: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
     if plan.node is not None:
         if backward is None:
             raise InternalError("a plan with a node was loaded without a backward")
-        needs = Needs(backward, onward)
+        needs = Needs(backward, onward, under_autocast)
         node_class = _node_class(plan, plan.node, run, needs)
         _follow(node_class.forward, run)
         if instead is not None:

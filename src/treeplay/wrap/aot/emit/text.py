@@ -15,11 +15,12 @@ def tokens(count: int) -> str:
     return list_of(["None"] * count)
 
 
-def run_graph(text: Writer) -> str:
-    """What calls `run` with `args` and autocast off: the casts are in the graph."""
+def run_graph(text: Writer, is_cast: str | None = None) -> str:
+    """What calls `run` with `args` and autocast off: the casts are in the graph. `is_cast`: what tells whether it is on, if it
+    has been asked."""
     text.use("run_plainly", node.run_plainly)
     text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
-    return "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
+    return f"run_plainly(run, args) if {is_cast or 'is_any_autocast_enabled()'} else run(args)"
 
 
 def count_values(text: Writer, count: int, values: str = "values", place: str = "forward") -> None:

@@ -15,6 +15,7 @@ from treeplay.observe.lines import failed_call, is_users, location_in, user_loca
 from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.autograd import history
+from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.torch_seam.symbols import divided_as_known, floats_divided
 from treeplay.trace.run.apart import TakesApart
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
@@ -82,7 +83,7 @@ class _WatchedFunction(torch.nn.Module):
         self.seen.reshaped_then_written = None
         histories = [_history(value) for value in inputs]
         watching = LineWatch(self.seen, inputs, self.leaves, self.names)
-        with TakesApart(), watching as watch, _autocast_kept(), self._grad_mode_noted():
+        with watching as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
@@ -143,16 +144,20 @@ def captured(
     *,
     writes_inside: bool | None = None,
     names: Sequence[str] | None = None,
+    in_backward: AutocastDtypes = (),
 ) -> Iterator[tuple[Traced, TraceFindings]]:
-    """The traced function; with `writes_inside` its graph does what writes it can itself.
+    """The traced function. With `writes_inside` its graph does what writes it can itself. `in_backward`: the autocast of what
+    calls its backward.
 
     What cannot be traced is a `Refusal`; what the caller's block raises passes through."""
     seen = TraceFindings()
     with contextlib.ExitStack() as stack:
         try:
             module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names)
-            with floats_divided(divided_as_known):
-                traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
+            with floats_divided(divided_as_known), TakesApart():  # what the backward calls, too
+                traced = stack.enter_context(
+                    aot.traced(module, inputs, decompositions, writes_inside=writes_inside, in_backward=in_backward)
+                )
         except Refusal:
             raise
         except Exception as error:

@@ -148,18 +148,29 @@ def test_two_generators_that_are_exchanged() -> None:
                 held.a, held.b = held.b, held.a
 
 
-@pytest.mark.filterwarnings("ignore:treeplay runs")
-@pytest.mark.parametrize("library", [random, numpy.random])
-def test_a_program_that_seeds_a_global_generator_does_so_in_each_call(library: Any) -> None:
-    """Also where no one draws before it is recorded, and the generator stands there already."""
+OWN, OF_NUMPY = random.Random(3), numpy.random.RandomState(3)
+SEEDED: dict[str, tuple[Callable[[], Any], Callable[[], float]]] = {
+    "random": (lambda: random.seed(5), random.random),
+    "numpy.random": (lambda: numpy.random.seed(5), numpy.random.random),
+    "of its own": (lambda: OWN.seed(5), OWN.random),
+    "of NumPy": (lambda: OF_NUMPY.seed(5), OF_NUMPY.random_sample),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_program_that_seeds_a_generator_does_so_in_each_call(name: str) -> None:
+    """Also where nobody draws before it is recorded, and the generator stands there already."""
+    seed, draw = SEEDED[name]
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        library.seed(5)
+        seed()
         return x * 2 - 1
 
     jitted = jit(step, on_refusal="eager")
-    for _ in range(3):
+    jitted(torch.ones(2))
+    with pytest.warns(UserWarning, match=r"seeds this generator[^\n]*\n *at *\S*test_jit_random_objects.py"):
         jitted(torch.ones(2))
-    drawn = [(jitted(torch.ones(2)), library.random())[1] for _ in range(4)]
-    library.seed(5)
-    assert drawn == [library.random()] * 4
+    jitted(torch.ones(2))
+    drawn = [(jitted(torch.ones(2)), draw())[1] for _ in range(4)]
+    seed()
+    assert drawn == [draw()] * 4

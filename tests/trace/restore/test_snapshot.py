@@ -92,7 +92,7 @@ def test_python_generators_and_the_grad_mode_are_put_back() -> None:
     state = random.getstate()
     random.random()
     torch.set_grad_enabled(False)
-    assert snapshot.random_source_used() == "random" and snapshot.grad_mode_changed()
+    assert snapshot.random_source_used() == ("random", None) and snapshot.grad_mode_changed()
     snapshot.restore()
     assert random.getstate() == state and torch.is_grad_enabled()
 

@@ -13,13 +13,13 @@ from treeplay.trace.signature.references import Refuse
 
 def check_global_state(snapshot: Snapshot, refuse: Refuse, *, was_seeded: bool = False) -> None:
     """Refuse a program that drew in Python, seeded (`was_seeded`: a generator of torch's), or left a mode changed."""
-    source = "torch's generator" if was_seeded else snapshot.random_source_used()
-    if source is not None:
+    used = ("torch's generator", None) if was_seeded else snapshot.random_source_used()
+    if used is not None:
         raise refuse(
-            source,
+            used[0],
             "the program draws from or seeds this generator in Python, so a recording would freeze what it drew",
             "draw with torch operators inside the program, or draw outside and pass a tensor; seed outside",
-            None if was_seeded else snapshot.line_of_draw(),
+            used[1],
         )
     if snapshot.grad_mode_changed():
         raise refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")

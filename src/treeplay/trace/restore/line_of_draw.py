@@ -8,7 +8,8 @@ of one of its methods, of what no name tells (`self.rng.normal`).
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
@@ -21,19 +22,37 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
 
+_SEEDING = frozenset({"seed", "setstate", "set_state"})
 _UNKNOWN = object()  # what a name stands for while the program runs
 _BETWEEN = frozenset({"CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG"})
 
 
 def line_of_draw(generator: Any, reads: Reads) -> Location | None:
     """Where the run used a generator, as far as can be told."""
-    ran = (reads.code or {}).values()
-    code = [one for one in ran if is_own(one.co_filename)] or [one for one in ran if is_users(one.co_filename)]
+    return _first_use(generator, _users_first(reads), (True, False))
+
+
+def line_of_seed(generator: Any, reads: Reads, *, is_global: bool) -> Location | None:
+    """Where the run seeded a generator, by the name of the method: it may stand there already, and not move."""
+    code = [one for one in _users_first(reads) if not _SEEDING.isdisjoint(one.co_names)]
+    return _first_use(generator, code, (True,) if is_global else (True, False), only=_SEEDING)
+
+
+def _users_first(reads: Reads) -> list[CodeType]:
+    """The code that ran: the user's own, then that of libraries."""
+    code = [one for one in (reads.code or {}).values() if is_users(one.co_filename)]
+    return sorted(code, key=lambda one: not is_own(one.co_filename))
+
+
+def _first_use(
+    generator: Any, code: Sequence[CodeType], ways: Sequence[bool], only: Collection[str] | None = None
+) -> Location | None:
     names = {one: _names_of(one) for one in code}
-    for is_told in (True, False):
+    for is_told in ways:
         for one in code:
             for line, steps in steps_by_line(one).items():
-                if any(_uses(generator, values, is_told=is_told) for values in _chains(steps, names[one])):
+                chains = (chain for chain in _chains(steps, names[one]) if only is None or chain[1] in only)
+                if any(_uses(generator, chain, is_told=is_told) for chain in chains):
                     return Location(one.co_filename, line, one.co_name)
     return None
 
@@ -64,5 +83,8 @@ def _chains(steps: Sequence[dis.Instruction], names: Mapping[str, Any]) -> Itera
 def _uses(generator: Any, looked_up: tuple[Any, str], *, is_told: bool) -> bool:
     found, name = looked_up
     if is_told:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and found is numpy.random.seed:  # a function, and all others are methods
+            return generator is numpy.random.get_state.__self__
         return found is generator or (is_a(found, (BuiltinFunctionType, MethodType)) and found.__self__ is generator)
     return found is _UNKNOWN and not name.startswith("_") and callable(getattr(type(generator), name, None))

@@ -245,7 +245,7 @@ def test_a_gradient_that_is_differentiated_is_that_of_the_forwards_autocast(
         found, wanted = (_gradient(each, forward, backward, again=True) for each in (ours, program))
         assert_same(found[0], wanted[0])
         # Added up in another order, and under autocast in its dtype.
-        assert (found[1] - wanted[1]).norm() < (1e-2 if backward else 1e-5) * wanted[1].norm()
+        assert (found[1] - wanted[1]).norm() < (5e-2 if backward else 1e-5) * wanted[1].norm()
 
 
 @pytest.mark.parametrize("front", ["jit", "compile"])

@@ -311,7 +311,8 @@ def check(way: str, step: str, kind: str, device: str = "cpu") -> None:
                     out = world.call(x)
                 except BaseException as caught:
                     raised = caught
-            assert surroundings() == before
+            now = surroundings()
+            assert now == before, [name for name in now if now[name] != before[name]]
             if raised is None:
                 assert_same(out, twin.call(x))
                 assert call != when or isinstance(error, Exception), "it was swallowed"

@@ -39,6 +39,8 @@ _OF_MODES = (
     "_is_in_any_mode_without_ignore_compile_internals",
 )
 
+_FOR_DYNAMO = "set_is_in_mode_without_ignore_compile_internals"  # tells its guards, which are C++
+
 
 class ThreadModes:
     """The modes of this thread, as they were. `put_back` sets them again, after contexts that were never left."""
@@ -47,7 +49,7 @@ class ThreadModes:
         self._keys = _keys()
         self._dispatch = _dispatch_modes()
         self._functions = torch.overrides._get_current_function_mode_stack()
-        self._of_modes = [(name, getattr(dispatch, name)) for name in _OF_MODES if hasattr(dispatch, name)]
+        self._of_modes = _flags_of_modes()
         self._grad_mode = torch.is_grad_enabled()
         self._flags = [(getattr(torch._C, name), _getter(name)()) for name in _FLAGS]
         self._multithreading = torch._C._is_multithreading_enabled()
@@ -84,9 +86,29 @@ class ThreadModes:
                 dispatch._pop_mode()
             for mode in self._dispatch:
                 dispatch._push_mode(mode)
-            for name, flag in self._of_modes:
-                setattr(dispatch, name, flag)
+            _set_flags_of_modes(self._of_modes)
         torch._C._set_multithreading_enabled(self._multithreading)
+
+
+@contextlib.contextmanager
+def flags_of_modes_kept() -> Iterator[None]:
+    """For a block in which a dispatch mode is left before one that was entered after it: each puts back what it found."""
+    flags = _flags_of_modes()
+    try:
+        yield
+    finally:
+        _set_flags_of_modes(flags)
+
+
+def _flags_of_modes() -> list[tuple[str, bool]]:
+    return [(name, getattr(dispatch, name)) for name in _OF_MODES if hasattr(dispatch, name)]
+
+
+def _set_flags_of_modes(flags: list[tuple[str, bool]]) -> None:
+    for name, flag in flags:
+        setattr(dispatch, name, flag)
+        if name == _OF_MODES[-1] and hasattr(dispatch, _FOR_DYNAMO):
+            getattr(dispatch, _FOR_DYNAMO)(flag)
 
 
 def _keys() -> tuple[Any, Any]:

@@ -421,7 +421,8 @@ def _fronted(program: Any, front: str) -> Any:
 
 
 def _run(world: World, front: str) -> Outcome:
-    sides = (_Side(world, "world_left"), _Side(world, "world_right"))
+    # Names of one length: a program may read those of modules.
+    sides = (_Side(world, "world_one"), _Side(world, "world_two"))
     jitted = _fronted(sides[0].table["program"], front)
     calls = raised = changes = 0
     stale = None

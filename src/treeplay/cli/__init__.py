@@ -34,6 +34,7 @@ class Verbs(ErrorsToStderr):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb that `args` begin with."""
         if args and args[0] in VERBS:
+            _ = treeplay.settings.enabled  # an error, if the environment says what it cannot: before torch is imported
             self.commands[args[0]] = _command(args[0])
         return super().resolve_command(ctx, args)
 
@@ -57,8 +58,7 @@ def _root(
     ] = False,
 ) -> None:
     """Record what a PyTorch program does once, and replay it for the price of one launch."""
-    # Each is an error, if the environment says what it cannot.
-    _ = treeplay.settings.enabled
+    # An error, if the environment names events that there are none of.
     importlib.import_module("treeplay.observe.events")
 
 

@@ -72,6 +72,17 @@ def test_a_store_is_noted_with_what_was_there() -> None:
     assert not reads.names(value) and list(reads.names(value, also_assigned=True)) == ["a", "c", "b"]
 
 
+def test_what_notes_a_store_is_no_code_of_the_program() -> None:
+    def store(value: Plain) -> None:
+        value.a = 5.0
+
+    value = Plain()
+    with Reads([Plain]) as reads:
+        store(value)
+    assert reads.objects[id(value)].stored_at["a"] is not None  # of a class whose `__init__` is in no file
+    assert [code.co_name for code in (reads.code or {}).values() if code.co_filename == "<string>"] == []
+
+
 def test_what_is_read_after_it_was_assigned_is_no_read() -> None:
     def program(value: Any) -> None:
         value.a = 5.0

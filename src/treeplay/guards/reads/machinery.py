@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FunctionType
 
 import torch
 
 from treeplay.observe.lines import OURS
+from treeplay.values.kinds import is_a
 
 _OF_A_TRACE = (
     "torch/_library/simple_registry.py",
@@ -23,6 +25,8 @@ _OF_A_TRACE = (
     "torch/fx/experimental/sym_node.py",
     "torch/fx/experimental/symbolic_shapes.py",
 )
+_PACKAGE = __name__.partition(".")[0] + "."
+_TEXT = "<string>"
 _SYMBOLS_FILE = torch.__file__  # kept: modules are watched while this is compared
 _DYNAMO = "/torch/_dynamo/"  # it looks away while a program is traced
 
@@ -43,10 +47,26 @@ def is_of_a_trace(code: CodeType) -> bool:
     if known is None or known[0] is not code:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        known = _known[id(code)] = code, is_machinery(code.co_filename) or _is_of_symbols(code)
+        known = _known[id(code)] = code, is_machinery(code.co_filename) or _is_of_symbols(code) or _is_of_a_record(code)
     return known[1]
 
 
 def _is_of_symbols(code: CodeType) -> bool:
     is_named_so = code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_"))
     return is_named_so and code.co_filename == _SYMBOLS_FILE
+
+
+def _is_of_a_record(code: CodeType) -> bool:
+    """Whether code is a method that `dataclass` wrote for a class of this package. Were it the program's, a walk would look
+    through all objects there are for its function, since it is in no file."""
+    return code.co_filename == _TEXT and id(code) in _methods_of_records(len(sys.modules))
+
+
+# Anew when modules were imported: the argument is how many there are.
+@lru_cache(maxsize=1)
+def _methods_of_records(_: int) -> dict[int, CodeType]:
+    # A copy, as other threads import meanwhile.
+    ours = [module for name, module in sys.modules.copy().items() if name.startswith(_PACKAGE)]
+    classes = [value for module in ours for value in [*vars(module).values()] if is_a(value, type)]
+    methods = [value.__code__ for cls in classes for value in vars(cls).values() if type(value) is FunctionType]
+    return {id(code): code for code in methods if code.co_filename == _TEXT}

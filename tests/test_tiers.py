@@ -65,15 +65,16 @@ class AnItem:
 
 def test_tiers_are_in_order_behind_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiers._why_no_gpu", lambda: "there is none")
-    story, model, on_gpu, stage = items = [
+    library, story, model, on_gpu, stage = items = [
+        AnItem("trace/test_log.py", "late"),
         AnItem("test_jit_state.py"),
         AnItem("models/test_models.py"),
         AnItem("trace/test_log.py", "gpu"),
         AnItem("trace/test_log.py"),
     ]
     sort_into_tiers(items)  # type: ignore[arg-type]
-    assert items == [on_gpu, stage, story, model]
-    assert [item.stash[TIER] for item in items] == ["gpu", "unit", "programs", "models"]
+    assert items == [on_gpu, stage, story, library, model]
+    assert [item.stash[TIER] for item in items] == ["gpu", "unit", "programs", "unit", "models"]
     assert [mark.kwargs["reason"] for mark in on_gpu.marks if mark.name == "skip"] == ["there is none"]
 
 

@@ -10,8 +10,9 @@
 | `soak` | what takes long | the mark |
 
 The lowest row that fits wins. A test carries its tier as a mark. Tiers run in this order: each module that a process has
-loaded makes a trace slower, and Inductor and the models load hundreds. What is skipped comes before all: a process is handed
-a part of the tests that are left at once, and a thousand that take no time behind the slowest would have one process get these.
+loaded makes a trace slower, and Inductor and the models load hundreds. So do some tests of a tier without a compiler, with the
+mark `late`: they come after both of these tiers. What is skipped comes before all: a process is handed a part of the tests that
+are left at once, and a thousand that take no time behind the slowest would have one process get these.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ TIERS = ("unit", "programs", "compile", "models", "gpu", "soak")
 WITHOUT_COMPILER = ("unit", "programs")
 TIER = pytest.StashKey[str]()
 _SKIPPED = "skipped"
+_LATE = "late"
+_IN_ORDER = (_SKIPPED, *WITHOUT_COMPILER, _LATE, *(tier for tier in TIERS if tier not in WITHOUT_COMPILER))
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 WHERE_LINKERS_ARE = "COMPILER_PATH"
 _LIBRARIES = "torch", "torch_cpu", "torch_python"
@@ -60,18 +63,19 @@ def _is_compiled(marks: Sequence[str], parameters: Sequence[object]) -> bool:
 
 def sort_into_tiers(items: list[pytest.Item]) -> None:
     """Mark each test with its tier, and put tiers in order. What needs a GPU, or a compiler for the CPU, is skipped without."""
-    found: dict[str, list[pytest.Item]] = {tier: [] for tier in (_SKIPPED, *TIERS)}
+    found: dict[str, list[pytest.Item]] = {place: [] for place in _IN_ORDER}
     for item in items:
         marks = [mark.name for mark in item.iter_markers()]
         parameters = list(getattr(getattr(item, "callspec", None), "params", {}).values())
         tier = tier_of(item.path, marks, parameters, getattr(item, "fixturenames", ()))
         item.add_marker(tier)
         item.stash[TIER] = tier
+        place = _LATE if _LATE in marks and tier in WITHOUT_COMPILER else tier
         needs = _why_no_gpu if "gpu" in marks else _why_no_compiler if _is_compiled(marks, parameters) else None
         if needs is not None and (reason := needs()):
             item.add_marker(pytest.mark.skip(reason=reason))
-            tier = _SKIPPED
-        found[tier].append(item)
+            place = _SKIPPED
+        found[place].append(item)
     items[:] = [item for each in found.values() for item in each]
 
 

@@ -24,6 +24,7 @@ WRONG_OPTIONS = [
     ["--device", "gpu"],
     ["--device", "cuda:99"],
 ]
+pytestmark = pytest.mark.late  # scikit-learn, with SciPy, has a thousand modules
 
 
 @pytest.fixture

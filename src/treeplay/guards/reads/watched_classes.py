@@ -20,7 +20,7 @@ from treeplay.values.kinds import HEAP, module_of, table_of
 
 _UNREAD = (
     *("mpmath", "sympy", "torch._dynamo.variables", "torch._inductor", "torch.utils._sympy"),
-    *("_pytest", "execnet", "pluggy"),
+    *("_pytest", "execnet", "hypothesis", "pluggy"),
     *("_frozen_importlib", "importlib", "torch.utils._pytree", "typing"),
 )
 

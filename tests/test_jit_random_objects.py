@@ -13,6 +13,7 @@ import torch
 
 import treeplay
 from support import assert_same, jit
+from treeplay.trace import jit as trace_jit
 
 LOCAL = random.Random(5)
 
@@ -148,18 +149,22 @@ def test_two_generators_that_are_exchanged() -> None:
                 held.a, held.b = held.b, held.a
 
 
+reseed = random.seed
 OWN, OF_NUMPY = random.Random(3), numpy.random.RandomState(3)
 SEEDED: dict[str, tuple[Callable[[], Any], Callable[[], float]]] = {
     "random": (lambda: random.seed(5), random.random),
     "numpy.random": (lambda: numpy.random.seed(5), numpy.random.random),
     "of its own": (lambda: OWN.seed(5), OWN.random),
     "of NumPy": (lambda: OF_NUMPY.seed(5), OF_NUMPY.random_sample),
+    "by another name": (lambda: reseed(5), random.random),
 }
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_a_program_that_seeds_a_generator_does_so_in_each_call(name: str) -> None:
-    """Also where nobody draws before it is recorded, and the generator stands there already."""
+def test_a_program_that_seeds_a_generator_does_so_in_each_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody draws before it is recorded, and the generator stands there already. So it is in a thread that runs
+    alone: a test's need not."""
+    monkeypatch.setattr(trace_jit, "has_company", lambda: False)
     seed, draw = SEEDED[name]
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -174,3 +179,18 @@ def test_a_program_that_seeds_a_generator_does_so_in_each_call(name: str) -> Non
     drawn = [(jitted(torch.ones(2)), draw())[1] for _ in range(4)]
     seed()
     assert drawn == [draw()] * 4
+
+
+def test_a_generator_that_is_seeded_in_no_call_is_no_reason_to_refuse() -> None:
+    state = SimpleNamespace(seed=2.5, rng=numpy.random.RandomState(3), at=None)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if state.at is not None:
+            random.seed(state.at)
+            state.rng.seed(state.at)
+        return x * state.seed - 1
+
+    jitted = jit(step)
+    for _ in range(4):
+        assert torch.equal(jitted(torch.ones(2)), torch.ones(2) * 2.5 - 1)
+    assert jitted.statistics().replays == 3

@@ -102,3 +102,24 @@ def test_a_program_that_gives_an_object_another_dictionary_has_its_effects_once(
     twins.step = jit(make(*twins.owners), on_refusal="eager")
     with pytest.warns(UserWarning, match="__dict__: the program changes"):
         twins.calls(4, lambda: (torch.randn(3),))
+
+
+class Shown:
+    """Its `__dict__` is made anew whenever it is asked for."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "scale", 2.0)
+
+    @property
+    def __dict__(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    __slots__ = ("scale",)
+
+
+def test_an_object_whose_dictionary_is_a_property_has_none_to_be_replaced() -> None:
+    shown = Shown()
+    program = jit(lambda x: x * shown.scale - 1)
+    for _ in range(4):
+        assert torch.equal(program(torch.ones(3)), torch.ones(3))
+    assert program.statistics().replays == 3

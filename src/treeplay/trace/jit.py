@@ -140,6 +140,8 @@ def _trace(
         run = TracedRun(program, call, found, reads, tracer, watch, snapshot)
         is_shared, is_refused = has_company(), False
         try:
+            if not is_shared:
+                snapshot.mark_random_sources()
             made = _traced(run, way, is_shared=is_shared)
         except Refusal as refusal:
             is_refused = True

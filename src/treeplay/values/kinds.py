@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from types import MemberDescriptorType
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -85,6 +85,12 @@ def table_of(value: Any) -> dict[str, Any] | None:
     except Exception:  # `__dict__` may be a property of the class's
         return None
     return table if isinstance(table, dict) else None
+
+
+def keeps_table(cls: type) -> bool:
+    """Whether objects of a class have their attributes where Python keeps them: `__dict__` may be a property."""
+    found = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return is_a(found, GetSetDescriptorType)
 
 
 PLAIN_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)

@@ -120,3 +120,29 @@ def test_what_was_cached_before_the_trace_stays_where_entries_can_be_taken_out()
     assert jitted.statistics().recordings == 0
     assert cached(7) is kept
     assert cached.cache_info().currsize == 2
+
+
+def test_a_generator_that_keeps_an_error_which_the_program_raises_goes_on() -> None:
+    state: dict[str, Any] = {"bad": None}
+
+    def feed():
+        try:
+            raise ValueError("kept")
+        except ValueError as error:
+            state["bad"] = error
+        yield 1
+        yield 2
+
+    feeding = feed()
+    next(feeding)
+
+    @treeplay.jit(lower="aten")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 - 1
+        raise state["bad"]
+        return y
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="kept"):
+            step(torch.ones(3))
+    assert next(feeding) == 2

@@ -36,6 +36,40 @@ def test_a_draw_shows_and_is_taken_back(name: str) -> None:
     assert sources.moved(anybodys) is None and [draw(source) for _ in range(3)] == drawn
 
 
+SEED: dict[str, Callable[[Any], Any]] = {
+    "Python's Random": lambda source: source.seed(1),
+    "NumPy's RandomState": lambda source: source.seed(1),
+    "NumPy's MT19937": lambda source: source._legacy_seeding(1),
+}
+
+
+@pytest.mark.parametrize("name", SEED)
+def test_seeding_shows_where_it_changes_nothing(name: str) -> None:
+    source, draw = SOURCES[name]
+    SEED[name](source)
+    sources = RandomSources([source])
+    sources.mark()
+    assert sources.moved(anybodys) is None
+    SEED[name](source)
+    assert sources.moved(anybodys) == (name, source)
+    sources.restore(anybodys)
+    drawn = draw(source)
+    SEED[name](source)
+    assert draw(source) == drawn
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_marked_ones_are_put_back_also_where_nobody_used_them(name: str) -> None:
+    source, draw = SOURCES[name]
+    before = RandomSources([source])
+    drawn = draw(source)
+    before.restore(anybodys)
+    sources = RandomSources([source])
+    sources.mark()
+    sources.restore(lambda source: False)
+    assert draw(source) == drawn
+
+
 @pytest.mark.parametrize(
     ("name", "draw"), [("random", random.random), ("numpy.random", lambda: numpy.random.standard_normal())]
 )

@@ -46,7 +46,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.scripts import ScriptModule
-from treeplay.values.kinds import HEAP, is_a, is_iterator, module_of, slots_of, table_of
+from treeplay.values.kinds import HEAP, is_a, is_iterator, keeps_table, module_of, slots_of, table_of
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -95,7 +95,8 @@ class Objects:
         # A guard would keep alive what only a weak reference leads to.
         if id(value) not in self._walk.weak:
             self._walk.dependencies.kinds.append((value, cls, label))
-            if table is not None and not is_a(value, threading.local):  # which has another one in each thread
+            # A `threading.local` has another one in each thread.
+            if table is not None and keeps_table(cls) and not is_a(value, threading.local):
                 self._walk.dependencies.attributes.append((value, table, label))
         self._of_instances.update(cls.__mro__)
         # Here is an object of it after all: its data counts.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from treeplay.trace.run.tape import TraceTape
 from treeplay.values.kinds import is_a, module_of, table_of
 
 _CACHING = type(functools.lru_cache(len))
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEPEST = 4  # tensors in the containers and objects of a result
 
 
@@ -35,11 +38,14 @@ def forget_cached(tape: TraceTape) -> None:
 
 
 def _let_frames_go(error: BaseException | None) -> None:
-    """Clear the frames that an exception of ours holds, with others of ours that led to it and what the program raised before.
-    Any other is none of this run: whoever called the program may be handling it."""
+    """Clear the frames that an exception of ours holds, with others of ours that led to it: all of them are this run's.
+
+    An error of the program's may have come through others before, and to clear a generator or a coroutine would close it."""
     while error is not None and module_of(type(error)).startswith("treeplay."):
-        for each in (error, error.__cause__):
-            traceback.clear_frames(None if each is None else each.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if not frame.f_code.co_flags & _SUSPENDED:
+                with suppress(RuntimeError):  # it runs
+                    frame.clear()
         error = error.__context__
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
@@ -22,37 +22,20 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
 
-_SEEDING = frozenset({"seed", "setstate", "set_state"})
 _UNKNOWN = object()  # what a name stands for while the program runs
 _BETWEEN = frozenset({"CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG"})
 
 
 def line_of_draw(generator: Any, reads: Reads) -> Location | None:
     """Where the run used a generator, as far as can be told."""
-    return _first_use(generator, _users_first(reads), (True, False))
-
-
-def line_of_seed(generator: Any, reads: Reads, *, is_global: bool) -> Location | None:
-    """Where the run seeded a generator, by the name of the method: it may stand there already, and not move."""
-    code = [one for one in _users_first(reads) if not _SEEDING.isdisjoint(one.co_names)]
-    return _first_use(generator, code, (True,) if is_global else (True, False), only=_SEEDING)
-
-
-def _users_first(reads: Reads) -> list[CodeType]:
-    """The code that ran: the user's own, then that of libraries."""
+    # The user's own first, then that of libraries.
     code = [one for one in (reads.code or {}).values() if is_users(one.co_filename)]
-    return sorted(code, key=lambda one: not is_own(one.co_filename))
-
-
-def _first_use(
-    generator: Any, code: Sequence[CodeType], ways: Sequence[bool], only: Collection[str] | None = None
-) -> Location | None:
+    code.sort(key=lambda one: not is_own(one.co_filename))
     names = {one: _names_of(one) for one in code}
-    for is_told in ways:
+    for is_told in (True, False):
         for one in code:
             for line, steps in steps_by_line(one).items():
-                chains = (chain for chain in _chains(steps, names[one]) if only is None or chain[1] in only)
-                if any(_uses(generator, chain, is_told=is_told) for chain in chains):
+                if any(_uses(generator, chain, is_told=is_told) for chain in _chains(steps, names[one])):
                     return Location(one.co_filename, line, one.co_name)
     return None
 

@@ -15,7 +15,7 @@ from treeplay.guards.entries import is_of_the_program, matters
 from treeplay.observe.shown import ShownText
 from treeplay.sandbox.teardown import each
 from treeplay.trace.survey.found import GONE, Survey
-from treeplay.values.kinds import HEAP, is_a, table_of
+from treeplay.values.kinds import HEAP, is_a, keeps_table, table_of
 from treeplay.values.place import How, Place, root
 
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__")
@@ -30,7 +30,7 @@ class PartsBefore:
         self._found = found
         self._cells = {(id(place.holder), place.key) for place, _ in found.cells}
         kept = [value for value in found.kept if _may_become_another(value)]
-        self._objects = [(value, type(value), table_of(value)) for value in kept]
+        self._objects = [(value, type(value), table_of(value) if keeps_table(type(value)) else None) for value in kept]
         kept = [value for value in found.kept if is_a(value, (type, FunctionType))]
         self._others = [(value, self._parts_of(value)) for value in (*kept, *found.namespaces.values())]
 
@@ -54,7 +54,9 @@ class PartsBefore:
     def _changes(self, is_ours: Callable[[Place, Any], bool]) -> Iterator[Part]:
         found = self._found
         for value, cls, table in self._objects:
-            now_of = {"__class__": (cls, type(value)), "__dict__": (table, table_of(value))}
+            now_of: dict[str, tuple[Any, Any]] = {"__class__": (cls, type(value))}
+            if table is not None:
+                now_of["__dict__"] = (table, table_of(value))
             for name, (before, now) in now_of.items():
                 if now is not before:
                     of = (

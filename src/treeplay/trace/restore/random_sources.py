@@ -19,30 +19,36 @@ class RandomSources:
 
     def __init__(self, reached: Iterable[Any]) -> None:
         self._before = [(*source, source[2]()) for source in (*_global(), *_own(reached))]
+        self._begun = [state for *_, state in self._before]  # as the program finds them
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """The name and the generator of each."""
-        return ((name, owner) for name, owner, *_ in self._before)
+    def mark(self) -> None:
+        """Have each stand where no seed puts it: a program may seed one that the call before has seeded alike. Only where no
+        other thread draws."""
+        for _, owner, *_ in self._before:
+            _draw(owner)
+        self._begun = [get() for _, _, get, *_ in self._before]
 
     def moved(self, is_ours: IsOurs) -> tuple[str, Any] | None:
         """The name of a generator that stands elsewhere now, and it; `is_ours` says whether the program may have used it."""
-        for name, owner, get, _, state in self._before:
-            if not _is_same(state, get()) and is_ours(owner):
+        for (name, owner, get, *_), begun in zip(self._before, self._begun, strict=True):
+            if not _is_same(begun, get()) and is_ours(owner):
                 return name, owner
         return None
 
     def restore(self, is_ours: IsOurs) -> None:
-        """Put every generator back that the program may have used."""
+        """Put every generator back that the program may have used, or that was marked."""
 
-        def put_back(_: str, owner: Any, get: Callable[[], Any], put: Callable[[Any], None], state: Any) -> None:
-            if not _is_same(state, get()) and is_ours(owner):
+        def put_back(source: tuple[*RandomSource, Any], begun: Any) -> None:
+            _, owner, get, put, state = source
+            now = get()
+            if not _is_same(state, now) and (_is_same(begun, now) or is_ours(owner)):
                 with suppress(ValueError):  # NumPy's global generator may have been given another algorithm
                     put(state)
 
-        each(self._before, put_back)
+        each(zip(self._before, self._begun, strict=True), put_back)
+        self._begun = [state for *_, state in self._before]
 
 
-GLOBAL = ("random", "numpy.random")
 # Name, generator, and how to read and set its state.
 RandomSource = tuple[str, Any, Callable[[], Any], Callable[[Any], None]]
 IsOurs = Callable[[Any], bool]
@@ -83,6 +89,19 @@ def _of_bits(bits: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
         bits.state = state
 
     return lambda: bits.state, put
+
+
+def _draw(owner: Any) -> None:
+    """Draw one number, by no method of a user's class."""
+    if isinstance(owner, random.Random):
+        random.Random.getrandbits(owner, 32)
+        return
+    numpy = sys.modules["numpy"]
+    if isinstance(owner, numpy.random.RandomState):
+        numpy.random.RandomState.random_sample(owner)
+    else:
+        bits = owner.bit_generator if isinstance(owner, numpy.random.Generator) else owner
+        numpy.random.BitGenerator.random_raw(bits)
 
 
 def is_source(value: Any) -> bool:

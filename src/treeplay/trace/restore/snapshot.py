@@ -23,8 +23,8 @@ from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 from treeplay.torch_seam.modes import DisableTorchFunction, DisableTorchFunctionSubclass
 from treeplay.trace.restore.contents import Change, Contents
 from treeplay.trace.restore.line_of_change import line_of_change
-from treeplay.trace.restore.line_of_draw import line_of_draw, line_of_seed
-from treeplay.trace.restore.random_sources import GLOBAL, RandomSources
+from treeplay.trace.restore.line_of_draw import line_of_draw
+from treeplay.trace.restore.random_sources import RandomSources
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.run.gradients import Gradients
 from treeplay.trace.survey.found import GONE, Survey
@@ -101,15 +101,16 @@ class Snapshot:
         """What is now in the places that hold something else."""
         return [change.after for change in self.changes()]
 
+    def mark_random_sources(self) -> None:
+        """Have seeding be noticed also where it changes nothing: before the run, and only where no other thread draws."""
+        self._random.mark()
+
     def random_source_used(self) -> tuple[str, Location | None] | None:
-        """The name of a random generator of Python or NumPy that moved or was seeded, and the user's line if that is known."""
+        """The name of a random generator of Python or NumPy that moved, and the user's line if that is known."""
         moved = self._random.moved(self._may_have_drawn)
-        if moved is not None:
-            return moved[0], line_of_draw(moved[1], self.reads) if self.reads is not None else None
-        if self.reads is None:
+        if moved is None:
             return None
-        seeded = ((name, line_of_seed(owner, self.reads, is_global=name in GLOBAL)) for name, owner in self._random)
-        return next(((name, line) for name, line in seeded if line is not None), None)
+        return moved[0], line_of_draw(moved[1], self.reads) if self.reads is not None else None
 
     def had_no_grad(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is a leaf that had no gradient."""

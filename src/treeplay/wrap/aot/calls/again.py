@@ -177,13 +177,13 @@ class HigherDerivatives:
         except Refusal as refusal:
             return refusal.reason
 
-    def is_unchanged_by(self, autocast: AutocastDtypes, inputs: Sequence[Any]) -> bool:
-        """Whether the backward of a call like this does nothing else under autocast; False also where that cannot be told."""
+    def is_unchanged_by(self, autocast: AutocastDtypes, inputs: Sequence[Any]) -> bool | None:
+        """Whether the backward of a call like this does nothing else under autocast; None where that cannot be told."""
         try:
             with _making, self._tracing():
                 return self._is_same(inputs, in_backward=autocast)
         except TreeplayError:
-            return False
+            return None
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -258,14 +258,17 @@ class Onward:
             node.returned.index(tangent.value) if tangent.value in node.returned else None for tangent in node.tangents
         ]
 
-    def is_unchanged_by(self, autocast: AutocastDtypes, ctx: Any) -> bool:
-        """Whether the backward of a call does nothing else under autocast, as far as that can be told."""
+    def is_unchanged_by(self, autocast: AutocastDtypes, ctx: Any) -> bool | None:
+        """Whether the backward of a call does nothing else under autocast; None where that cannot be told, with the reason in
+        `ctx.why`."""
         if self._again is None:
-            return False
+            ctx.why = self._why
+            return None
         try:
             inputs = inputs_of(ctx, self._node.inputs, may_differ=True)  # type: ignore[arg-type]
-        except Refusal:
-            return False
+        except Refusal as refusal:
+            ctx.why = refusal.reason.why
+            return None
         return self._again.is_unchanged_by(autocast, inputs)
 
     def __call__(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:

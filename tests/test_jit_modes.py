@@ -76,6 +76,65 @@ def test_results_of_both_kinds_of_mode_are_refused() -> None:
     assert "inference mode" in jitted.statistics().keys[0].refusal
 
 
+@pytest.mark.parametrize("what", ["product", "copy", "view"])
+def test_a_result_with_gradients_that_leaves_the_inference_mode_around_the_call_is_refused(what: str) -> None:
+    weight = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False):
+            made = {"product": lambda: weight @ weight, "copy": lambda: x.clone() @ weight, "view": lambda: weight[1:]}
+            return made[what]()
+
+    jitted = jit(run, on_refusal="eager")
+    for _ in range(3):
+        gradients = []
+        for call in (jitted, run):
+            weight.grad = None
+            with torch.inference_mode():
+                found = call(torch.ones(2, 2))
+            assert found.requires_grad and not found.is_inference()
+            (found * found.detach()).sum().backward()
+            gradients.append(weight.grad)
+        assert_same(*gradients)
+    assert "leaves the inference mode" in jitted.statistics().keys[0].refusal
+    assert "weight @ weight" in jitted.statistics().keys[0].refusal
+
+
+@pytest.mark.parametrize("lower", ["aten", "capture"])
+def test_a_result_without_gradients_that_leaves_the_inference_mode_around_the_call(lower: str) -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 3.0]))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return weight.detach() * 2 - x.clone()
+
+    jitted = jit(run, lower=lower, on_refusal="eager")
+    for k in range(4):
+        with torch.inference_mode():
+            x = torch.full((2,), float(k))
+            found, expected = jitted(x), run(x)
+        assert_same(found, expected)
+        assert found.is_inference() is expected.is_inference() is False
+    assert jitted.statistics().replays == (3 if lower == "aten" else 0)
+
+
+def test_guidance_by_a_gradient_is_recorded_under_inference_mode() -> None:
+    model = nn.Linear(2, 1)
+
+    def guided(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(leaf).tanh().sum(), leaf)
+        return x - 0.1 * gradient
+
+    jitted = jit(guided)
+    with torch.inference_mode():
+        for _ in range(4):
+            x = torch.randn(3, 2)
+            assert_same(jitted(x), guided(x))
+    assert jitted.statistics().replays == 3
+
+
 def test_inference_mode_and_no_grad_do_not_share_a_recording() -> None:
     model = nn.Linear(2, 2)
     jitted, x = jit(model), torch.randn(1, 2)

@@ -98,6 +98,50 @@ def test_a_view_of_a_parameter_carries_gradients() -> None:
         assert_same(model.weight.grad, torch.tensor([[3.0, 5.0], [0.0, 0.0]]))
 
 
+def modes_of_views(weight: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
+    def view(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return weight[1:]
+
+    def view_beside_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.set_grad_enabled(True):
+            return weight[1:], (weight * x).sin() - weight
+
+    def views_in_both_modes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            tail = weight[1:]
+        return tail, weight[1:], x * 2 - 1
+
+    def view_of_a_result(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            product = weight * x - weight
+            return product, product[1:]
+
+    def complex_numbers(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return torch.view_as_complex(weight.view(2, 2))
+
+    return [view, view_beside_a_result, views_in_both_modes, view_of_a_result, complex_numbers]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_view_taken_with_gradients_on_carries_them_where_they_are_off_around_the_call(number: int) -> None:
+    weight = torch.arange(1.0, 5.0).requires_grad_()
+    program = modes_of_views(weight)[number]
+    jitted = jit(program)
+    for k in range(4):
+        seen = []
+        for call in (jitted, program):
+            weight.grad = None
+            with torch.no_grad():
+                found = call(torch.full((4,), k + 0.5))
+            results = found if isinstance(found, tuple) else (found,)
+            sum((one * (3 + at)).abs().sum() for at, one in enumerate(results)).backward()
+            seen.append([[(one, one.requires_grad, one.is_leaf) for one in results], weight.grad])
+        assert_same(*seen)
+    assert jitted.statistics().replays == 3
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("take", ["detach", "row", "data"])
 def test_a_view_of_a_parameter_without_history_needs_no_gradient_in_any_mode(take: str, mode: Any) -> None:

@@ -205,6 +205,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     Each of its graphs is recorded when it first runs on a GPU; the backward is compiled when it is first needed, under the
     options of its forward.
     """
+    from treeplay.backend.inference_mode import following_inference_mode
     from treeplay.backend.job import Job  # with ahead-of-time tracing, which takes a while to import
     from treeplay.backend.passes import copy_of
     from treeplay.backend.shapes.flat import normalised
@@ -216,7 +217,8 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     try:
         with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed():
             normal = normalised(program, inputs)
-            return normal.around(compile_flat(normal.program, normal.inputs, options))
+            compiled = normal.around(compile_flat(normal.program, normal.inputs, options))
+            return following_inference_mode(compiled, spare, options)
     except InternalError as error:
         job = Job(options, (), ())
         job.broken(error)
@@ -235,10 +237,8 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import unwrapped, wrapped
 
-    gives_inference = False
+    gives_inference = leave_inference_mode(program, is_grad_enabled=torch.is_grad_enabled())
     if isinstance(program, torch.fx.GraphModule):
-        gives_inference = leave_inference_mode(program.graph, is_grad_enabled=torch.is_grad_enabled())
-        program.recompile()
         program = run_before_autograd(program, inputs, options.before_autograd)
     acting = acting_in(program.graph) if isinstance(program, torch.fx.GraphModule) else frozenset()
     is_dynamic = has_symbols(inputs)

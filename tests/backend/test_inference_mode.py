@@ -76,3 +76,92 @@ def test_a_view_of_a_parameter_is_compiled_without_a_warning(recwarn: pytest.War
     with torch.no_grad():
         ours(torch.randn(2, 4))
     assert not [found for found in recwarn if "treeplay" in str(found.message)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_that_leaves_the_mode_around_the_call_runs_uncompiled_under_it(dynamic: bool) -> None:
+    weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.inference_mode(False):
+            return x.clone() @ weight - 1, weight.detach() * 2, weight[1:]
+
+    torch.compiler.reset()
+    ours = compiled(run, dynamic=dynamic)
+    for rows in (2, 2, 3):
+        gradients = []
+        for call in (ours, run):
+            with torch.inference_mode():
+                found = call(torch.ones(rows, 2))
+            assert [(t.is_inference(), t.requires_grad) for t in found] == [
+                (False, True),
+                (False, False),
+                (False, True),
+            ]
+            weight.grad = None
+            (found[0].square().sum() - found[2].sum() * 7).backward()
+            gradients.append(([t.detach() for t in found], weight.grad))
+        assert_same(*gradients)
+
+
+def test_the_line_that_leaves_the_mode_around_the_call_is_told_once() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return x.clone() * 2 - 1
+
+    ours = compiled(run)
+    expected = r"leaves the inference mode(.|\n)*in run(.|\n)*x\.clone\(\) \* 2"
+    with torch.inference_mode(), pytest.warns(UserWarning, match=expected) as told:
+        ours(torch.ones(2))
+        ours(torch.ones(2))
+    assert len([one for one in told if "inference mode" in str(one.message)]) == 1
+
+
+def test_a_graph_that_leaves_the_mode_is_compiled_for_calls_outside_of_it(recwarn: pytest.WarningsRecorder) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return x.clone() * 3 - 1
+
+    ours = compiled(run)
+    for _ in range(3):
+        x = torch.randn(2)
+        with torch.no_grad():
+            assert_same(ours(x), run(x))
+    assert not [found for found in recwarn if "treeplay" in str(found.message)]
+
+
+def test_guidance_by_a_gradient_in_inference_mode() -> None:
+    model = torch.nn.Linear(2, 1)
+
+    def guided(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(leaf).tanh().sum(), leaf)
+        return x - 0.1 * gradient
+
+    ours = compiled(guided)
+    with torch.inference_mode():
+        for _ in range(3):
+            x = torch.randn(3, 2)
+            assert_same(ours(x), guided(x))
+
+
+@pytest.mark.parametrize("of", ["parameter", "result"])
+def test_a_view_taken_with_gradients_on_carries_them_where_they_are_off_around_the_call(of: str) -> None:
+    weight = torch.nn.Parameter(torch.arange(1.0, 5.0))
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.enable_grad():
+            product = weight * x - weight
+            return product, (weight if of == "parameter" else product)[1:]
+
+    ours = compiled(run)
+    for k in range(3):
+        seen = []
+        for call in (ours, run):
+            with torch.no_grad():
+                found = call(torch.full((4,), k + 0.5))
+            weight.grad = None
+            (found[0].square().sum() - found[1].sum() * 7).backward()
+            seen.append(([t.detach() for t in found], [t.is_leaf for t in found], weight.grad))
+        assert_same(*seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, MethodType
 from typing import Any
 
@@ -58,6 +58,7 @@ class Switch:
 
 
 NO_GRAD = Switch(None, torch.is_grad_enabled, flags.set_grad_enabled, False)
+WITH_GRAD = replace(NO_GRAD, wanted=True)
 
 
 def switched(

@@ -133,7 +133,8 @@ def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
         if value is None or value.is_input or leaf.grad_fn is None or run.watch.reaches_consumed(leaf):
             continue
         storage = storage_of(value.fake)
-        is_view = storage in given and storage not in run.tracer.tape.mutated
+        # Under inference mode nothing has a history that the program has not left the mode for.
+        is_view = storage in given and storage not in run.tracer.tape.mutated and not torch.is_inference_mode_enabled()
         # A view of an input is taken again from the input itself, unless a backward or a hook of the program's own is between.
         if not is_view or run.watch.hooked is not None or any(True for _ in _custom_behind(run, [leaf])):
             yield leaf
@@ -185,6 +186,13 @@ def _why_called_in_vain(run: TracedRun, where: Location | None) -> Reason | None
 
 def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
     """What keeps a program with differentiable results from being recorded, or None."""
+    if torch.is_inference_mode_enabled():
+        return Reason(
+            op="inference_mode",
+            why="a result needs gradients since the program leaves the inference mode that is around the call",
+            advice="call the program under torch.no_grad(), or return result.detach()",
+            where=where,
+        )
     if run.tracer.tape.fills_gradients or run.stepped:
         return Reason(
             op="result",

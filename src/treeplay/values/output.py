@@ -53,7 +53,7 @@ class View:
     `is_detached`: it has no part in the autograd history of what it is a view of. `requires_grad`: it is a leaf of its own.
     `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins. `steps`: the view operators
     that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives. `number`: how many
-    other tensors there are just like it.
+    other tensors there are just like it. `is_tracked`: it was taken with gradients on, while they are off around the call.
     """
 
     of: Fresh | SameAsInput
@@ -63,6 +63,7 @@ class View:
     cast: Cast | None = None
     steps: bytes | None = field(default=None, repr=False)
     number: int = 0
+    is_tracked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

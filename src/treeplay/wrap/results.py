@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from treeplay.codegen import list_of, tuple_of
-from treeplay.codegen.idioms import view_of
+from treeplay.codegen.idioms import WITH_GRAD, switched, view_of
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Computed, Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
@@ -36,26 +36,37 @@ def expression_of(text: CallText, ref: Ref) -> str:
             return built(text, structure, refs)
         case Built(structure, refs, number):
             return text.shared.get(number) or text.once(number, built(text, structure, refs))
-        case View(of, layout, is_detached, requires_grad, cast):
-            base = expression_of(text, of)
-            mark = ".requires_grad_()" if requires_grad else ""
-            if cast is not None:
-                base = _cast(text, base, cast, is_input=isinstance(of, SameAsInput))
-            is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
-            source = f"{base}.detach()" if is_detached else base
-            return text.once(key, f"{view_of(source, layout, is_whole=is_whole, begins=base)}{mark}")
+        case View() if ref.is_tracked and key not in text.shared:
+            with text.aside() as lines:
+                made = _view(text, ref)
+            switched(text, [WITH_GRAD], lines, is_short=True)
+            return made
+        case View():
+            return _view(text, ref)
 
 
-def _cast(text: CallText, base: str, cast: Cast, *, is_input: bool) -> str:
+def _view(text: CallText, view: View) -> str:
+    """A variable for a view."""
+    base = expression_of(text, view.of)
+    mark = ".requires_grad_()" if view.requires_grad else ""
+    if view.cast is not None:
+        base = _cast(text, base, view, view.cast)
+    is_whole = isinstance(view.of, Fresh) and view.cast is None  # it begins where its memory does
+    source = f"{base}.detach()" if view.is_detached else base
+    taken = view_of(source, view.layout, is_whole=is_whole, begins=base)
+    return text.once((View, repr(view)), f"{taken}{mark}")
+
+
+def _cast(text: CallText, base: str, view: View, cast: Cast) -> str:
     """A variable for a piece of memory read as another dtype."""
-    piece = view_of(base, Layout((cast.length,), (1,), cast.start), is_whole=not is_input)
+    piece = view_of(base, Layout((cast.length,), (1,), cast.start), is_whole=isinstance(view.of, Fresh))
     if not cast.is_complex:
         expression = f"{piece}.view({text.constant(cast.dtype)})"
     elif cast.dtype.is_complex:
         expression = f"{text.use('view_as_complex', torch.view_as_complex)}({piece}.view(-1, 2))"
     else:
         expression = f"{text.use('view_as_real', torch.view_as_real)}({piece}).view(-1)"
-    return text.once((base, cast), expression)
+    return text.once((base, cast, view.is_tracked), expression)
 
 
 def built(text: CallText, structure: Leaf | Structure, refs: tuple[Ref, ...]) -> str:

@@ -25,7 +25,7 @@ from treeplay.values.flatten import containers, flatten
 from treeplay.values.kinds import PLAIN
 from treeplay.values.location import Location
 from treeplay.values.memory import Extent, OutputMemory
-from treeplay.values.output import Fresh, Static, View
+from treeplay.values.output import Fresh, SameAsInput, Static, View
 from treeplay.values.place import Place
 from treeplay.values.same import components, is_value
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
@@ -253,7 +253,8 @@ class References:
             # and get a history where they are on; this one may not.
             is_apart = not tensor.requires_grad or (torch.is_grad_enabled() and tensor.grad_fn is None)
             is_detached = inputs[ref.of.index].requires_grad and is_apart
-        view = replace(ref, is_detached=is_detached, requires_grad=is_leaf)
+        is_tracked = tensor.grad_fn is not None and not torch.is_grad_enabled() and isinstance(ref.of, SameAsInput)
+        view = replace(ref, is_detached=is_detached, requires_grad=is_leaf, is_tracked=is_tracked)
         # Two views that lie alike are two tensors: a number tells them apart.
         self._views[view] += 1
         return replace(view, number=self._views[view] - 1)

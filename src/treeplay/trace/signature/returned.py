@@ -45,6 +45,7 @@ class Returned(References):
         if ref is None:
             raise of_another_dtype(self.refuse)
         if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
+            self._check_mode(tensor)
             self.outputs.append(whole(tensor))
         return ref
 
@@ -55,6 +56,14 @@ class Returned(References):
                 "a result needs gradients and the program does not call backward on it itself",
                 "call backward (and the optimizer) inside the program, return result.detach(), "
                 "or call the program under torch.no_grad()",
+            )
+
+    def _check_mode(self, tensor: torch.Tensor) -> None:
+        if torch.is_inference_mode_enabled() and not tensor.is_inference():
+            raise self.refuse(
+                "inference_mode",
+                "a result is made where the program leaves the inference mode that is around the call",
+                "call the program under torch.no_grad()",
             )
 
 

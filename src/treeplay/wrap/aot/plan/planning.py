@@ -196,7 +196,10 @@ def _results(
             results.append(
                 _view(Fresh(place), base, fakes[value], layout, steps=steps, info=info, base_needs_grad=needs)
             )
-    return tuple(results)
+    return tuple(
+        replace(result, is_tracked=True) if isinstance(result, View) and k in seen.tracked else result
+        for k, result in enumerate(results)
+    )
 
 
 def _leads_from(base: Any, sequence: Any, view: Any) -> bool:

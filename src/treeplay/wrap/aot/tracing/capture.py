@@ -89,6 +89,8 @@ class _WatchedFunction(torch.nn.Module):
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
+        if not self.mode:
+            self.seen.tracked |= {k for k, result in enumerate(results) if _history(result) is not None}
         self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if fakes.is_reshaped(value)}
         self.seen.results = [
             _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results

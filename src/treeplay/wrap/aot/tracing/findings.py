@@ -31,7 +31,8 @@ class TraceFindings:
     change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a
     while, with what they are in the end; `results`: all results, where there are such arguments; `rebased`: arguments to
     which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does;
-    `own`: which results are an argument itself, by result.
+    `own`: which results are an argument itself, by result; `tracked`: which results have a history though gradients are off
+    around the function.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class TraceFindings:
     results: list[TakenView | None] = field(default_factory=list)
     rebased: set[int] = field(default_factory=set)
     own: dict[int, int] = field(default_factory=dict)
+    tracked: set[int] = field(default_factory=set)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""

@@ -100,6 +100,23 @@ def test_eager_random_draws_what_eager_draws() -> None:
             assert torch.allclose(found, program(x))
 
 
+def test_eager_random_draws_also_what_nobody_uses() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        F.dropout(x, 0.5)
+        dropped = F.dropout(x, 0.5) * 3.0
+        torch.rand(3)
+        return dropped - torch.rand(8)
+
+    with treeplay.settings.changed(eager_random=True):
+        jitted = compiled(program)
+        for seed in range(3):
+            x = torch.ones(8)
+            torch.manual_seed(seed)
+            found = jitted(x), torch.rand(2)
+            torch.manual_seed(seed)
+            torch.testing.assert_close(found, (program(x), torch.rand(2)))
+
+
 def test_random_numbers_differ_from_call_to_call() -> None:
     jitted = compiled(lambda x: x - torch.rand(16))
     found = [jitted(torch.zeros(16)) for _ in range(5)]

@@ -249,7 +249,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     changing = changing_sizes(program)
     compiled: Any = None
     if is_dynamic:
-        with compile_lock(), undisturbed(), kept(acting):
+        with compile_lock(), undisturbed(), kept(acting, draws=options.draws_as_eager):
             compiled = for_any_size(program, inputs, options)
 
     def compile_sized(inputs: Sequence[Any], values: Mapping[int, float]) -> Callable[..., Any]:
@@ -257,7 +257,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
             nonlocal values
             # Sizes that are new are compiled in a call, while Dynamo may trace in another thread: not beside each other, since
             # tracing replaces methods of modules.
-            with compile_lock(), undisturbed(), kept(acting):
+            with compile_lock(), undisturbed(), kept(acting, draws=options.draws_as_eager):
                 compiled = wrapped(
                     program, inputs, options, is_dynamic=is_dynamic, numbers=numbers, known=known, values=values
                 )

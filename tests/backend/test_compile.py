@@ -323,3 +323,53 @@ def test_D1_torch_finds_the_backend_by_its_name(tmp_path, fresh_python):
     if "treeplay" not in known.names:
         pytest.skip("treeplay was installed before it had this entry point")
     fresh_python(SCRIPT, cwd=tmp_path)
+
+
+def draws_for_nobody(x):
+    torch.nn.functional.dropout(x, 0.5)
+    dropped = torch.nn.functional.dropout(x, 0.5) * 3
+    torch.rand(3)
+    return dropped - torch.rand(8)
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"inner": "aten"}, pytest.param({"inner": "inductor", "eager_random": True}, marks=pytest.mark.compile)],
+    ids=["aten", "inductor"],
+)
+def test_D14_random_numbers_that_nobody_uses_are_drawn_all_the_same(options, needs_gradient):
+    def run(program):
+        torch.manual_seed(0)
+        x = torch.ones(8, requires_grad=needs_gradient)
+        result = program(x)
+        if needs_gradient:
+            result.sum().backward()
+        return result.detach(), x.grad, torch.rand(2)
+
+    program = torch.compile(draws_for_nobody, backend=backend, options=options)
+    torch.testing.assert_close(run(program), run(draws_for_nobody), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("mode", "dimensions"), [("linear", 1), ("bilinear", 2), ("bicubic", 2), ("trilinear", 3)])
+def test_operators_as_they_are_interpolate_to_the_bit(mode, dimensions):
+    def run(x):
+        return torch.nn.functional.interpolate(x, scale_factor=1.7, mode=mode) - 1
+
+    program = torch.compile(run, backend=backend, options={"inner": "aten"})
+    mine = torch.randn(1, 2, *(4, 5, 6)[:dimensions], requires_grad=True)
+    eager = mine.detach().clone().requires_grad_()
+    found, expected = program(mine), run(eager)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    assert torch.equal(found, expected) and torch.equal(mine.grad, eager.grad)
+
+
+def test_an_interpolation_of_sizes_that_change_is_followed():
+    def run(x):
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear") - 1
+
+    program = torch.compile(run, backend=backend, options={"inner": "aten"}, dynamic=True)
+    for size in (4, 5, 7):
+        x = torch.randn(1, 2, size, size + 2)
+        torch.testing.assert_close(program(x), run(x))

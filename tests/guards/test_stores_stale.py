@@ -358,3 +358,34 @@ def test_a_container_that_is_replaced_by_another_each_time_is_refused() -> None:
         for _ in range(4):
             jitted(torch.ones(2))
     assert h.log == [4, "calls"]
+
+
+def test_an_exported_program_is_replayed_though_it_patches_a_setting_of_torchs() -> None:
+    net = torch.nn.Linear(3, 2).eval()
+    exported = torch.export.export(net, (torch.ones(2, 3),)).module()
+    jitted = jit(exported)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(2, 3)
+            assert torch.equal(jitted(x), net(x))
+        with pytest.raises(AssertionError, match="Guard failed"):
+            jitted(torch.ones(3, 3))
+    assert jitted.statistics().replays == 3
+
+
+def test_a_patch_of_a_setting_of_torchs_that_does_not_end_in_the_call_is_refused() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        patches.append(config.patch(verbose=not was))
+        patches[-1].__enter__()
+        return x * 2.0 - 1.0
+
+    was, patches = config.verbose, []
+    jitted = treeplay.jit(run, lower="aten", on_refusal="raise")
+    try:
+        jitted(torch.ones(3))
+        with pytest.raises(treeplay.Refusal, match="verbose"):
+            jitted(torch.ones(3))
+    finally:
+        config.verbose = was

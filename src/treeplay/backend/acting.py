@@ -29,7 +29,8 @@ def acting_in(graph: torch.fx.Graph) -> frozenset[Any]:
 
 
 @contextlib.contextmanager
-def kept(operators: frozenset[Any]) -> Iterator[None]:
-    """While this lasts, nothing takes these operators, nor torch's checks, for dead code."""
-    with fx.kept_operators({*operators, *CHECKS}):
+def kept(operators: frozenset[Any], *, draws: bool = False) -> Iterator[None]:
+    """While this lasts, nothing takes these operators, nor torch's checks, for dead code. `draws`: nor those that draw random
+    numbers, which move the generator that later ones are drawn from."""
+    with fx.kept_operators({*operators, *CHECKS}), fx.draws_kept() if draws else contextlib.nullcontext():
         yield

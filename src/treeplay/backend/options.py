@@ -62,6 +62,11 @@ class Options:
     """What a first call does about a custom operator that returns memory which its schema says is new: "warn", "raise"
     or "off"."""
 
+    @property
+    def draws_as_eager(self) -> bool:
+        """Whether every random number is the one that eager would draw."""
+        return self.inner == "aten" or self.eager_random
+
 
 def options_from(given: Mapping[str, Any] | None) -> Options:
     """The options that somebody chose, the others by default. Raises on an unknown name or a value of another type."""

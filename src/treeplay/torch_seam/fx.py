@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.fx
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
@@ -38,6 +39,13 @@ def kept_operators(operators: Collection[Any]) -> Iterator[None]:
         yield
     finally:
         known -= added
+
+
+def draws_kept() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, calls that draw random numbers are no dead code: where torch traces for its compiler, it asks what
+    that draws."""
+    kept: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=True)
+    return kept
 
 
 # Compiled as views, though their schemas do not say so.

@@ -20,6 +20,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order
+from torch._inductor.ir import InplaceBernoulliFallback
 from torch._inductor.loop_body import InterpreterShim
 from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
 from torch._inductor.runtime.benchmarking import benchmarker
@@ -33,6 +34,7 @@ from treeplay.torch_seam.vector_isa import first_vector_instructions
 __all__ = [
     "CustomGraphPass",
     "GraphLowering",
+    "InplaceBernoulliFallback",
     "V",
     "benchmarking",
     "compile_fx_inner",

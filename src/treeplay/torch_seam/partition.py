@@ -41,6 +41,11 @@ def is_of_backward(node: torch.fx.Node) -> bool:
     return node.meta.get(_TAG) == "is_backward"
 
 
+def keep_in_forward(node: torch.fx.Node) -> None:
+    """Have a split leave a node in the forward, also if nothing there uses it."""
+    node.meta[_TAG] = "must_be_in_forward"
+
+
 def keep_in_backward(node: torch.fx.Node) -> None:
     """Have a split leave a node in the backward, also if it could be computed before."""
     node.meta[_TAG] = "must_be_in_backward"

@@ -28,8 +28,7 @@ from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_ba
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_of_tracer
 from treeplay.torch_seam.fakes import rules_fail_quietly
-from treeplay.torch_seam.modes import as_eager, native_layers
-from treeplay.torch_seam.operators import nn_functions
+from treeplay.torch_seam.modes import native_layers
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.asked import ReadsAsInTheTrace, answered_as_in_the_trace
 from treeplay.trace.call import Call, home_of
@@ -40,6 +39,7 @@ from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.run.products import ProductsAsEager
+from treeplay.trace.run.whole import kept_whole
 from treeplay.trace.saved_only import SavedOnly
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
@@ -55,9 +55,6 @@ _ATTRIBUTES: Any = vars(TensorBase)
 # They compute a tensor.
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
 _DATA = _ATTRIBUTES["data"].__get__
-_LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
-_WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
-"""Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
 
 
 class Substitution:
@@ -124,7 +121,7 @@ class _SubstitutionMode(TorchFunctionMode):
         # The one would change something only in a tensor of the trace, and the other is asked of the program's own.
         if is_asked or func in (torch.Tensor.requires_grad_, torch.Tensor.is_inference):
             return func(*args, **kwargs)
-        with as_eager() if self._substitution.is_exact and name in _WRITTEN_OUT else contextlib.nullcontext():
+        with kept_whole(name, args, kwargs) if self._substitution.is_exact else contextlib.nullcontext():
             result = checked_by_operators(func)(*self._substitution.other(args), **self._substitution.other(kwargs))
         return self._substitution.own(result)
 

@@ -36,8 +36,8 @@ def splitter(options: Options) -> Splitter:
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
+        _draw_where_drawn(joint.graph)  # first: what is unused has users of ours then
         _take_out_unused(joint.graph)
-        _draw_where_drawn(joint.graph)
         if options.inner == "inductor":
             tensors_for_numbers(joint)
             check_module(joint, "numbers became tensors")
@@ -69,10 +69,14 @@ def _take_out_unused(graph: torch.fx.Graph) -> None:
 
 def _draw_where_drawn(graph: torch.fx.Graph) -> None:
     """Keep random numbers in the backward that a custom function's backward draws. They depend on no gradient, so a split
-    would have the forward draw them: other numbers, at another time."""
+    would have the forward draw them: other numbers, at another time. And keep those in the forward that nobody uses, which a
+    split would have both draw."""
     for node in graph.nodes:
-        if node.op == "call_function" and torch_partition.is_of_backward(node) and is_random(node.target):
-            torch_partition.keep_in_backward(node)
+        if node.op == "call_function" and is_random(node.target):
+            if torch_partition.is_of_backward(node):
+                torch_partition.keep_in_backward(node)
+            elif not node.users:
+                torch_partition.keep_in_forward(node)
 
 
 def _check(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, after: str) -> None:

@@ -37,6 +37,19 @@ def is_machinery(file: str) -> bool:
     return file.startswith((OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
 
 
+_SETTINGS_FILE = "torch/utils/_config_module.py"
+_STEPS_OF_PATCHES = {"ConfigPatch.__enter__": 1, "ConfigPatch.__exit__": -1}
+
+
+@lru_cache(maxsize=4096)
+def step_of_patch(code: CodeType) -> int | None:
+    """1 for the code with which a `config.patch` of torch's settings begins, -1 for that which puts them back, 0 for what a
+    module of settings notes of itself, None for any other code."""
+    if not code.co_filename.endswith(_SETTINGS_FILE):
+        return None
+    return _STEPS_OF_PATCHES.get(".".join(code.co_qualname.split(".")[-2:]), 0)
+
+
 _MOST_KNOWN = 8192
 _known: dict[int, tuple[CodeType, bool]] = {}  # by identity: to hash code is to hash all that is in it
 

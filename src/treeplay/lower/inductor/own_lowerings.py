@@ -14,13 +14,19 @@ from treeplay.lower.functional import apart, computed_once, fresh
 from treeplay.lower.inductor.as_kernels import as_kernels
 from treeplay.lower.inductor.checked import with_checks
 from treeplay.lower.inductor.signs import with_signs
-from treeplay.torch_seam.inductor import fallback_handler, lowerings, register_lowering, select_decomp_table
+from treeplay.torch_seam.inductor import (
+    InplaceBernoulliFallback,
+    fallback_handler,
+    lowerings,
+    register_lowering,
+    select_decomp_table,
+)
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import is_random
 
 _RANDOM_FROM = getattr(torch.ops.aten.random, "from")
 
-EMITS = 5
+EMITS = 6
 """To be raised when our own rules emit something else: cached artifacts are of what they emitted."""
 
 
@@ -45,6 +51,21 @@ def _random_from(values: Any, low: int, high: int | None, *, generator: Any = No
 # Of operators that Inductor takes apart in any case, it has no rule where they are to stay whole.
 _bernoulli = fallback_handler(torch.ops.aten.bernoulli.default, add_to_fallback_set=False)
 register_lowering(torch.ops.aten.bernoulli.default, type_promotion_kind=None)(_bernoulli)
+
+
+class _KeptBernoulli(InplaceBernoulliFallback):
+    """Inductor's call, which it would leave out where nobody reads what is drawn."""
+
+    def has_side_effects(self) -> bool:
+        return True
+
+
+@register_lowering(torch.ops.aten.bernoulli.p, type_promotion_kind=None)
+def _bernoulli_p(value: Any, p: float = 0.5) -> Any:
+    drawn = lowerings[torch.ops.aten.clone.default](value)
+    drawn.realize()
+    _KeptBernoulli(torch.ops.aten.bernoulli_.float, drawn, p)
+    return drawn
 
 
 @register_lowering(computed_once, type_promotion_kind=None)

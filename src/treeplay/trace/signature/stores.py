@@ -34,7 +34,12 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     for value, name, before in changed:
         _put_back(value, name, before)
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
-    in_modules = [(noted.object, name) for noted in modules for name in noted.assigned if not known(noted.object, name)]
+    in_modules = [
+        (noted.object, name)
+        for noted in modules
+        for name in (*noted.assigned, *(name for name, begun in noted.patched.items() if begun))
+        if not known(noted.object, name)
+    ]
     for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
         raise Refusal.of(
             f"{type(value).__name__}.{name}",

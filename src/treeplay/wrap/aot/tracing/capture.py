@@ -68,8 +68,11 @@ class _WatchedFunction(torch.nn.Module):
         seen: TraceFindings,
         leaves: Sequence[bool],
         names: Sequence[str] | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         super().__init__()
+        self.is_exact = is_exact
         self.leaves = leaves
         object.__setattr__(self, "function", function)  # as a child module its parameters would be lifted by the trace
         self.seen = seen
@@ -83,7 +86,7 @@ class _WatchedFunction(torch.nn.Module):
         self.seen.versioned.clear()
         self.seen.reshaped_then_written = None
         histories = [_history(value) for value in inputs]
-        watching = LineWatch(self.seen, inputs, self.leaves, self.names)
+        watching = LineWatch(self.seen, inputs, self.leaves, self.names, is_exact=self.is_exact)
         with watching as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = [_with_own_history(result, histories) for result in function(*inputs)]
@@ -156,7 +159,8 @@ def captured(
     seen = TraceFindings()
     with contextlib.ExitStack() as stack:
         try:
-            module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names)
+            is_exact = decompositions is None  # else some operators are taken apart in any case
+            module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names, is_exact=is_exact)
             stack.enter_context(flags_of_modes_kept())  # the modes of the trace end after this one
             with floats_divided(divided_as_known), TakesApart():  # what the backward calls, too
                 traced = stack.enter_context(

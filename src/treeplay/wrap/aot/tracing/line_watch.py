@@ -7,6 +7,7 @@ keep (setting `.data`, replacing a storage, a result that becomes a leaf) is ref
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from treeplay.observe.lines import location_in, user_location
 from treeplay.torch_seam import fakes, fx, tensors
 from treeplay.torch_seam.schemas import leaves_of
+from treeplay.trace.run.whole import kept_whole
 from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.overlap import is_folded
@@ -59,13 +61,20 @@ _BATCH_NORMS = {
 
 
 class LineWatch(TorchFunctionMode):
-    """Notes the user's line of every call that changes a tensor in place."""
+    """Notes the user's line of every call that changes a tensor in place. `is_exact`: operators are those that eager calls."""
 
     def __init__(
-        self, seen: TraceFindings, inputs: Sequence[Any], leaves: Sequence[bool], names: Sequence[str]
+        self,
+        seen: TraceFindings,
+        inputs: Sequence[Any],
+        leaves: Sequence[bool],
+        names: Sequence[str],
+        *,
+        is_exact: bool = False,
     ) -> None:
         super().__init__()
         self.seen = seen
+        self.is_exact = is_exact
         self.names = names
         self.data: list[torch.Tensor] = []
         self.reshaped: list[tuple[torch.Tensor, tuple[str, Location | None]]] = []
@@ -103,7 +112,8 @@ class LineWatch(TorchFunctionMode):
             written = in_place.written_by(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
             self._refuse_enlarged(name, written)
             self._refuse_folded(name, written)
-            with in_place.lying_as_before(written):
+            whole = kept_whole(name, args, kwargs) if self.is_exact else contextlib.nullcontext()
+            with in_place.lying_as_before(written), whole:
                 run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
                 result = in_place.viewed(name, args, run(func, args, kwargs))
         if kwargs and fakes.is_outgrown(kwargs.get("out")):

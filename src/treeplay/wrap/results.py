@@ -36,14 +36,14 @@ def expression_of(text: CallText, ref: Ref) -> str:
             return built(text, structure, refs)
         case Built(structure, refs, number):
             return text.shared.get(number) or text.once(number, built(text, structure, refs))
-        case View(of, layout, is_detached, requires_grad, cast):
+        case View(of, layout, is_detached, requires_grad, cast, has_own_version=has_own_version):
             base = expression_of(text, of)
             mark = ".requires_grad_()" if requires_grad else ""
             if cast is not None:
                 base = _cast(text, base, cast, is_input=isinstance(of, SameAsInput))
             is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
-            source = f"{base}.detach()" if is_detached else base
-            return text.once(key, f"{view_of(source, layout, is_whole=is_whole, begins=base)}{mark}")
+            apart = "" if not is_detached else ".data" if has_own_version else ".detach()"
+            return text.once(key, f"{view_of(base, layout, is_whole=is_whole)}{apart}{mark}")
 
 
 def _cast(text: CallText, base: str, cast: Cast, *, is_input: bool) -> str:

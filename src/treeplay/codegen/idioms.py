@@ -32,11 +32,13 @@ def is_exactly(text: Writer, value: str, recorded: Any) -> str:
     return f"{value} is {constant} or is_same({value}, {constant})"
 
 
-def view_of(base: str, layout: Layout, *, is_whole: bool, begins: str | None = None) -> str:
-    """A view of `base` whose offset counts from where that begins, or the tensor `begins`; `is_whole`: both begin where their
-    memory does."""
+def view_of(base: str, layout: Layout | None, *, is_whole: bool) -> str:
+    """A view of `base` whose offset counts from where that begins; without a layout `base` itself. `is_whole`: it begins where
+    its memory does."""
+    if layout is None:
+        return base
     addend = f" + {layout.offset}" if layout.offset else ""
-    start = str(layout.offset) if is_whole else f"{begins or base}.storage_offset(){addend}"
+    start = str(layout.offset) if is_whole else f"{base}.storage_offset(){addend}"
     return f"{base}.as_strided({layout.shape}, {layout.stride}, {start})"
 
 

@@ -52,6 +52,19 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def shares_version(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one version counter, as a view and a detached tensor have with what they were made of, and as
+    `x.data` has not with `x`. Torch does not tell: one is moved for a moment."""
+    if one.is_inference() or other.is_inference():
+        return False
+    before, others = one._version, other._version
+    increment_versions([one])
+    try:
+        return other._version != others
+    finally:
+        set_version(one, before)
+
+
 def node_of(tensor: torch.Tensor) -> Any:
     """The last node of a tensor's history, if it has one. Torch answers none for a view made under `no_grad` whose base was
     written since: it raises."""

@@ -42,6 +42,12 @@ def is_initialised(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What autograd has a tensor down as a view of: None for one that is detached, whose memory may be that of others."""
+    with DisableTorchFunctionSubclass():
+        return tensor._base
+
+
 def has_strides(tensor: torch.Tensor) -> bool:
     """Whether a tensor is described by shape and strides. A nested one calls its layout strided too."""
     with DisableTorchFunctionSubclass():

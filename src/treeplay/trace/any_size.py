@@ -96,7 +96,8 @@ def _why_not(signature: Signature, call: Call) -> str | None:
 
 def _is_special(ref: Ref) -> bool:
     if isinstance(ref, View):
-        return not isinstance(ref.of, Fresh) or ref.requires_grad or ref.cast is not None or ref.of.requires_grad
+        is_plain = isinstance(ref.of, Fresh) and not (ref.requires_grad or ref.is_detached or ref.of.requires_grad)
+        return not is_plain or ref.cast is not None
     return isinstance(ref, Fresh) and ref.requires_grad
 
 

@@ -103,7 +103,7 @@ class OutputMemory:
         ]
 
 
-def view_of(of: Fresh | SameAsInput, base: Extent, extent: Extent) -> View | None:
+def view_of(of: Fresh | SameAsInput | View, base: Extent, extent: Extent) -> View | None:
     """`extent` as a view of `base`; None if it reads another dtype, and outside of `base`."""
     spec, distance = extent.spec, extent.address - base.address
     if spec.dtype == base.spec.dtype and distance % spec.dtype.itemsize == 0:

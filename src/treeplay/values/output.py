@@ -48,21 +48,24 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view of new memory or of an input; the offset of its layout counts from where that begins.
+    """A view of new memory, of an input or of another view; the offset of its layout counts from where that begins.
 
-    `is_detached`: it has no part in the autograd history of what it is a view of. `requires_grad`: it is a leaf of its own.
+    `layout`: None where it lies as what it is a view of. `is_detached`: it has no part in the autograd history of what it is a
+    view of, nor has what is a view of it. `has_own_version`: such a one, whose version counter is its own too, as that of
+    `x.data` is. `requires_grad`: it is a leaf of its own.
     `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins. `steps`: the view operators
     that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives. `number`: how many
     other tensors there are just like it. `is_tracked`: it was taken with gradients on, while they are off around the call.
     """
 
-    of: Fresh | SameAsInput
-    layout: Layout
+    of: Fresh | SameAsInput | View
+    layout: Layout | None
     is_detached: bool = False
     requires_grad: bool = False
     cast: Cast | None = None
     steps: bytes | None = field(default=None, repr=False)
     number: int = 0
+    has_own_version: bool = False
     is_tracked: bool = False
 
 
@@ -94,8 +97,10 @@ Result = OutputRef | SameAsOutput  # where outputs are a list
 
 
 def root_of(ref: object) -> object:
-    """What a reference is a view of, or itself."""
-    return ref.of if isinstance(ref, View) else ref
+    """What a reference is a view of in the end, or itself."""
+    while isinstance(ref, View):
+        ref = ref.of
+    return ref
 
 
 def values_used(refs: Iterable[object]) -> Iterator[int]:

@@ -52,14 +52,13 @@ def _view(text: CallText, view: View) -> str:
     if view.cast is not None:
         base = _cast(text, base, view, view.cast)
     is_whole = isinstance(view.of, Fresh) and view.cast is None  # it begins where its memory does
-    source = f"{base}.detach()" if view.is_detached else base
-    taken = view_of(source, view.layout, is_whole=is_whole, begins=base)
-    return text.once((View, repr(view)), f"{taken}{mark}")
+    apart = "" if not view.is_detached else ".data" if view.has_own_version else ".detach()"
+    return text.once((View, repr(view)), f"{view_of(base, view.layout, is_whole=is_whole)}{apart}{mark}")
 
 
 def _cast(text: CallText, base: str, view: View, cast: Cast) -> str:
     """A variable for a piece of memory read as another dtype."""
-    piece = view_of(base, Layout((cast.length,), (1,), cast.start), is_whole=isinstance(view.of, Fresh))
+    piece = view_of(base, Layout((cast.length,), (1,), cast.start), is_whole=not isinstance(view.of, SameAsInput))
     if not cast.is_complex:
         expression = f"{piece}.view({text.constant(cast.dtype)})"
     elif cast.dtype.is_complex:

@@ -1,7 +1,7 @@
 """Watches torch functions while a program is traced: what never reaches an operator, or reaches it too late.
 
 `x.numpy()`, `print(x)` and `x.data = y` act on a tensor below or beside dispatch. On the tracer's handles they would read
-or change the user's real memory, so each is refused here with its line, or done in a way the tracer sees (`x.data`).
+or change the user's real memory, so each is refused here with its line.
 """
 
 from __future__ import annotations
@@ -124,8 +124,6 @@ class WatchFunctions(TorchFunctionMode):
             self.grads_set.add(id(args[0]))
         elif func in FACTS:
             self.facts.note(func, args[0])
-        elif func == _DATA_GET:
-            return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
             if _SETTERS[func] == "data" and self._is_its_memory(*args):  # `p.data -= x`: written in place, and assigned
                 return None, None
@@ -270,7 +268,6 @@ def _sets_to_none(frame: FrameType) -> bool:
 _ZERO_GRAD = {inspect.unwrap(cls.zero_grad).__code__ for cls in (torch.optim.Optimizer, torch.nn.Module)}
 _PROPERTY = Gradients.__init__.__code__.co_filename
 # Method wrappers, made anew by each look-up: compared by `==` and `in`, never by `is`.
-_DATA_GET = _ATTRIBUTES["data"].__get__
 _GRAD_GET = _ATTRIBUTES["grad"].__get__
 _GRAD_SET = _ATTRIBUTES["grad"].__set__
 _GRAD_DELETE = _ATTRIBUTES["grad"].__delete__

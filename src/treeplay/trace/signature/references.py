@@ -10,8 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from types import CoroutineType, FunctionType, ModuleType
 from typing import Any
 
@@ -20,12 +19,13 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import attributes_given_to
 from treeplay.trace.numbers.scalars import SYMBOLS
+from treeplay.trace.signature.views import ViewReferences
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import containers, flatten
 from treeplay.values.kinds import PLAIN
 from treeplay.values.location import Location
-from treeplay.values.memory import Extent, OutputMemory
-from treeplay.values.output import Fresh, SameAsInput, Static, View
+from treeplay.values.memory import OutputMemory
+from treeplay.values.output import Static
 from treeplay.values.place import Place
 from treeplay.values.same import components, is_value
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
@@ -65,21 +65,19 @@ def of_another_dtype(refuse: Refuse, where: Location | None = None) -> Refusal:
     )
 
 
-class References:
+class References(ViewReferences):
     """Makes references, one for each tensor however often it is met."""
 
     def __init__(self, found: Survey, refuse: Refuse, memory: OutputMemory | None = None) -> None:
+        super().__init__(memory if memory is not None else OutputMemory())
         self.found = found
         self._refuse = refuse
         # Where what is looked at now is stored, with what tells the line of a store; None: it is returned.
         self._store: tuple[Place, LineOf] | None = None
-        self.memory = memory if memory is not None else OutputMemory()
         self.lasting = {id(value) for value in found.kept}
         self._refs: dict[int, Ref] = {}
         self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
         self._open: set[int] = set()  # of these, those that are taken apart just now
-        self._leaves: set[int] = set()  # outputs that will require gradients
-        self._views: collections.Counter[View] = collections.Counter()
 
     @contextlib.contextmanager
     def storing(self, place: Place, line_of: LineOf) -> Iterator[None]:
@@ -233,31 +231,6 @@ class References:
         raise self.refuse(
             "result", "returns or stores a number that another one may stand for", "read it where it is kept"
         )
-
-    def in_memory(
-        self, tensor: torch.Tensor, extent: Extent, whole: Extent, inputs: Sequence[torch.Tensor]
-    ) -> Fresh | View | None:
-        """The reference to a tensor that lies in `extent`, by its memory, with what autograd makes of it. `whole` and None: as
-        `OutputMemory.ref` has them."""
-        ref = self.memory.ref(extent, whole)
-        is_leaf = tensor.requires_grad and tensor.grad_fn is None
-        if isinstance(ref, Fresh):
-            self._leaves |= {ref.index} if is_leaf else set()
-            return replace(ref, requires_grad=is_leaf)
-        if ref is None:
-            return None
-        if isinstance(ref.of, Fresh):
-            is_detached = ref.of.index in self._leaves
-        else:
-            # Taken of the input once more, the view would require a gradient as the input does, also where gradients are off,
-            # and get a history where they are on; this one may not.
-            is_apart = not tensor.requires_grad or (torch.is_grad_enabled() and tensor.grad_fn is None)
-            is_detached = inputs[ref.of.index].requires_grad and is_apart
-        is_tracked = tensor.grad_fn is not None and not torch.is_grad_enabled() and isinstance(ref.of, SameAsInput)
-        view = replace(ref, is_detached=is_detached, requires_grad=is_leaf, is_tracked=is_tracked)
-        # Two views that lie alike are two tensors: a number tells them apart.
-        self._views[view] += 1
-        return replace(view, number=self._views[view] - 1)
 
     def check_attributes(self, tensor: torch.Tensor) -> None:
         """Refuse a new tensor on which the program has put something."""

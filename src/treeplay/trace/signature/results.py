@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx
 
+from treeplay.torch_seam.operators import OpOverload, is_made_of_others
 from treeplay.torch_seam.tensors import extent_of, storage_of
 from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.run.tape import TracedValue
@@ -15,7 +18,7 @@ from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.signature.references import References, not_plain, not_traced, of_another_dtype
 from treeplay.trace.survey.found import Survey
 from treeplay.values.memory import Extent
-from treeplay.values.output import Computed, SameAsInput
+from treeplay.values.output import Computed, SameAsInput, View
 from treeplay.values.signature import Ref
 
 
@@ -53,6 +56,20 @@ class Results(References):
         if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(birth)
         return ref
+
+    def _detached(self, tensor: torch.Tensor, ref: View, extent: Extent, inputs: Sequence[torch.Tensor]) -> View:
+        node = self.tracer.tape.values[id(tensor)].node
+        made_by = node.args[0] if node.target is operator.getitem else node
+        op = made_by.target if isinstance(made_by, torch.fx.Node) else None
+        if isinstance(op, OpOverload) and is_made_of_others(op, tensor.device.type):
+            return (
+                ref  # it came whole, under inference mode: autograd was told of no view that the operators in it make
+            )
+        return super()._detached(tensor, ref, extent, inputs)
+
+    def _made(self, base: torch.Tensor) -> Extent | None:
+        value = self.tracer.tape.values.get(id(base))
+        return extent_of(value.fake) if value is not None and not value.is_input else None
 
     def _number(self, number: Any) -> Ref:
         scalar = scalar_of(number)

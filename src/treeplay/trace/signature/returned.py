@@ -14,7 +14,7 @@ from treeplay.torch_seam.autograd import is_used_up
 from treeplay.torch_seam.tensors import extent_of, unusual
 from treeplay.trace.signature.references import References, Refuse, not_plain, of_another_dtype
 from treeplay.trace.survey.found import Survey
-from treeplay.values.memory import OutputMemory
+from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import SameAsInput
 from treeplay.values.signature import Ref
 from treeplay.values.spec import TensorSpec
@@ -49,8 +49,12 @@ class Returned(References):
             self.outputs.append(whole(tensor))
         return ref
 
+    def _made(self, base: torch.Tensor) -> Extent | None:
+        is_given = id(base) in self.lasting or id(base) in self._indices
+        return None if is_given or _is_differentiable(base) else extent_of(base)
+
     def _check_history(self, tensor: torch.Tensor) -> None:
-        if tensor.grad_fn is not None and not is_used_up(tensor.grad_fn):
+        if _is_differentiable(tensor):
             raise self.refuse(
                 "result",
                 "a result needs gradients and the program does not call backward on it itself",
@@ -65,6 +69,10 @@ class Returned(References):
                 "a result is made where the program leaves the inference mode that is around the call",
                 "call the program under torch.no_grad()",
             )
+
+
+def _is_differentiable(tensor: torch.Tensor) -> bool:
+    return tensor.grad_fn is not None and not is_used_up(tensor.grad_fn)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,7 @@ def _result(text: PlanText, k: int, result: Result) -> str:
 
 def _view(text: PlanText, k: int, view: View) -> str:
     of, layout = view.of, view.layout
+    assert not isinstance(of, View)
     base = text.value(of.index) if isinstance(of, Fresh) else text.named(of.index)
     if view.steps is not None:
         text.use("apply_views", fakes.apply_views)

@@ -1,0 +1,165 @@
+"""Tensors in the memory of others that are no views for autograd: detached ones, `x.data`, the parts of unsafe splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+import treeplay
+
+Program = Callable[[torch.Tensor], Any]
+
+
+def both(x: torch.Tensor) -> Any:
+    d = x.detach()
+    return d, d[1:], x[1:], d.view(-1)
+
+
+def new(x: torch.Tensor) -> Any:
+    y = x.detach() * 3 - 1
+    return y, y.detach(), y[1:], y.detach()[1:]
+
+
+def new_in_another_order(x: torch.Tensor) -> Any:
+    y = x.detach() * 3 - 1
+    d = y.detach()
+    return d[1:], y[1:], y[1:].detach(), d, y
+
+
+def data_of_data(x: torch.Tensor) -> Any:
+    d = x.data
+    return d, d.detach(), d.data, d[1:]
+
+
+def without_gradients(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return x.detach(), x[1:].detach(), x.data
+
+
+PROGRAMS: dict[str, Program] = {
+    "detach": lambda x: (x.detach(),),
+    "view of detach": lambda x: (x.detach()[1:],),
+    "detach of view": lambda x: (x[1:].detach(),),
+    "leaf": lambda x: (x.detach().requires_grad_(),),
+    "data": lambda x: (x.data, x),
+    "data of view": lambda x: (x[1:].data, x.data[1:]),
+    "data of data": data_of_data,
+    "both": both,
+    "new": new,
+    "new in another order": new_in_another_order,
+    "data of new": lambda x: (lambda y: (y, y.data))(x.detach() * 3 - 1),
+    "unsafe split": lambda x: (torch.unsafe_split(x.detach(), 2), torch.unsafe_chunk(x.detach(), 2)),
+    "no_grad": without_gradients,
+}
+KINDS = ("plain", "leaf", "view")
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [tensor for part in value for tensor in tensors_of(part)]
+
+
+def an_input(kind: str) -> torch.Tensor:
+    if kind == "view":
+        return torch.arange(24.0).view(8, 3)[2:6]
+    return torch.arange(12.0).view(4, 3).requires_grad_(kind == "leaf")
+
+
+def seen(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.requires_grad, tensor.is_leaf, tensor._is_view(), tensor._version, tensor.tolist()
+    except RuntimeError as error:
+        return str(error)[:40]
+
+
+def told_of(action: Callable[[], object], tensors: list[torch.Tensor]) -> Any:
+    """What becomes of all of them when one is used: which others get a history, whose versions move, what is raised."""
+    if any(tensor.is_inference() for tensor in tensors):  # outside of the mode nothing may be done with them
+        return [(tensor.is_inference(), tensor.tolist()) for tensor in tensors]
+    try:
+        action()
+        error = ""
+    except RuntimeError as raised:
+        error = str(raised)[:40]
+    return error, [seen(tensor) for tensor in tensors]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_the_caller_does_to_one_reaches_those_that_it_reaches_in_eager(name: str, kind: str, mode: str) -> None:
+    program = PROGRAMS[name]
+    jitted: Any = treeplay.jit(lambda x: program(x), lower="aten", on_refusal="raise")
+    if mode == "inference" and name == "unsafe split":
+        pytest.skip("eager takes it apart there, and a trace sees it whole")
+
+    def story(call: Program, at: int, how: str) -> Any:
+        x, w = an_input(kind), torch.full((), 2.0, requires_grad=True)
+        with MODES[mode]():
+            tensors = [*tensors_of(call(x)), x]
+        target = tensors[at % len(tensors)]
+        actions: dict[str, Callable[[], object]] = {
+            "written": lambda: target.mul_(w),
+            "detached": target.detach_,
+            "marked": lambda: target.requires_grad_().mul(3).sum().backward(),
+        }
+        return told_of(actions[how], tensors)
+
+    for _ in range(2):
+        with MODES[mode]():
+            jitted(an_input(kind))
+    for at in range(len(tensors_of(program(an_input(kind)))) + 1):
+        for how in ("written", "detached", "marked"):
+            assert story(jitted, at, how) == story(program, at, how), (at, how)
+    assert jitted.statistics().replays > 3
+
+
+def test_a_detached_tensor_in_state_gets_no_history() -> None:
+    class Keeps:
+        kept: torch.Tensor | None = None
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept = x.detach()
+            return x * 3 - 1
+
+    keeps = Keeps()
+    jitted: Any = treeplay.jit(keeps, lower="aten", on_refusal="raise")
+    for _ in range(4):
+        x, w = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
+        jitted(x)
+        x.mul_(w)
+        assert keeps.kept is not None and not keeps.kept.requires_grad
+        (x * keeps.kept).sum().backward()
+        assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_write_to_the_data_of_parameters_is_none_to_what_is_saved_for_a_backward() -> None:
+    layer = torch.nn.Linear(2, 2)
+    jitted: Any = treeplay.jit(lambda: [p.data for p in layer.parameters()], lower="aten", on_refusal="raise")
+    for _ in range(4):
+        given = jitted()
+        loss = layer(torch.ones(1, 2, requires_grad=True)).square().sum()
+        for data in given:
+            data.mul_(1.0)
+        loss.backward()
+        assert [data.data_ptr() for data in given] == [p.data_ptr() for p in layer.parameters()]
+    assert jitted.statistics().replays >= 2
+
+
+def test_opaque_programs_give_detached_tensors_as_well() -> None:
+    jitted: Any = treeplay.jit(lambda x: (x.detach(), x.data), lower="capture", on_refusal="raise")
+    for _ in range(4):
+        x, w = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
+        detached, data = jitted(x)
+        version = x._version
+        x.mul_(w)
+        assert not detached.requires_grad and not data.requires_grad
+        assert (detached._version, data._version) == (version + 1, 0)

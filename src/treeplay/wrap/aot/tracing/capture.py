@@ -76,6 +76,10 @@ class _WatchedFunction(torch.nn.Module):
         self.names = names if names is not None else [f"arg{k}" for k in range(len(leaves))]
         self.mode = torch.is_grad_enabled()
 
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Without hooks on all modules: it is none of the user's."""
+        return self.forward(*inputs)
+
     def forward(self, *inputs: Any) -> list[Any]:
         # Torch may run it more than once: the last run counts.
         self.seen.writes.clear()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as all_modules
 
 import treeplay
 from support import Twins, assert_same, jit
@@ -148,6 +150,60 @@ def test_forward_hooks_run_as_in_eager() -> None:
         for _ in range(4):
             x = torch.randn(1, 2)
             assert_same(jitted(x), net(x))
+
+
+@pytest.mark.parametrize(
+    "register", [all_modules.register_module_forward_hook, all_modules.register_module_forward_pre_hook]
+)
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_what_a_hook_on_all_modules_counts_is_counted(register: Callable[..., Any], has_gradients: bool) -> None:
+    counts, net = {"calls": 0}, nn.Linear(2, 2)
+
+    def count(*_: Any) -> None:
+        counts["calls"] += 1
+
+    handle = register(count)
+    try:
+        jitted = jit(lambda x: net(x) - 1, on_refusal="eager")
+        with torch.set_grad_enabled(has_gradients):
+            for call in range(1, 6):
+                jitted(torch.ones(2))
+                assert counts["calls"] == call
+        assert has_gradients or jitted.statistics().replays
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_hook_on_all_modules_is_told_of_the_users_modules_only(has_gradients: bool) -> None:
+    told: list[str] = []
+    net = nn.Linear(2, 2)
+    handle = all_modules.register_module_forward_hook(lambda module, *_: told.append(type(module).__name__))
+    try:
+        jitted = jit(lambda x: net(x) - 1, on_refusal="eager")
+        with torch.set_grad_enabled(has_gradients):
+            for _ in range(4):
+                jitted(torch.ones(2))
+    finally:
+        handle.remove()
+    assert told == ["Linear"] * 4
+
+
+def test_what_traces_a_differentiable_program_is_no_module_to_hooks() -> None:
+    net = nn.Linear(2, 2)
+
+    def note(module: nn.Module, *_: Any) -> None:
+        if type(module) is not nn.Linear:
+            raise AssertionError(f"told of {type(module)}")
+
+    handle = all_modules.register_module_forward_hook(note)
+    try:
+        jitted = jit(lambda x: net(x) - 1)
+        for _ in range(4):
+            assert_same(jitted(torch.ones(2)), net(torch.ones(2)) - 1)
+    finally:
+        handle.remove()
+    assert jitted.statistics().replays
 
 
 @pytest.mark.parametrize("when", ["added", "removed", "exchanged"])

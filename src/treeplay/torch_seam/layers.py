@@ -26,8 +26,7 @@ TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def _but_ours(original: Any, _: Callable[[], Any]) -> Any:
     def has_any_global_hook() -> bool:
-        hooks = [hook for table in global_hook_tables()[:4] for hook in table.copy().values()]
-        return any(not hasattr(hook, "is_treeplays") for hook in hooks)
+        return any(map(hooks_but_ours, global_hook_tables()[:4]))
 
     return has_any_global_hook
 
@@ -58,7 +57,7 @@ def hooks_made() -> int:
 
 
 def global_hook_tables() -> tuple[dict[int, Any], ...]:
-    """The tables of hooks that run for every module or every optimizer."""
+    """The tables of hooks that run for every module or every optimizer; the first four run where a module is called."""
     return (
         _module._global_forward_pre_hooks,
         _module._global_forward_hooks,
@@ -66,7 +65,16 @@ def global_hook_tables() -> tuple[dict[int, Any], ...]:
         _module._global_backward_hooks,
         _optimizer._global_optimizer_pre_hooks,
         _optimizer._global_optimizer_post_hooks,
+        _module._global_parameter_registration_hooks,
+        _module._global_buffer_registration_hooks,
+        _module._global_module_registration_hooks,
     )
+
+
+def hooks_but_ours(table: dict[int, Any]) -> dict[int, Any]:
+    """The hooks of a table without those that are there only while treeplay traces, in whichever thread."""
+    # A copy, which is made in one step: another thread may add its hook meanwhile.
+    return {key: hook for key, hook in table.copy().items() if not hasattr(hook, "is_treeplays")}
 
 
 def has_backward_hooks(modules: Iterable[torch.nn.Module]) -> bool:

@@ -12,6 +12,8 @@ from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
 from treeplay.torch_seam.casts import CASTS, casts_inside
+from treeplay.torch_seam.modes import as_eager
+from treeplay.torch_seam.patched import Wanted
 
 BINDING: type = type(getattr(torch._C._get_tracing_state, "__self__", None))
 """The class of what pybind11 keeps behind each of torch's functions in C."""
@@ -151,3 +153,29 @@ def clone_all(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Sequenc
     made = [torch.empty_like(tensor) for tensor in tensors]
     copy_all(made, list(tensors))
     return made
+
+
+_WRITES_OUT = (torch._C.DispatchKey.Autograd, _OTHERS)
+
+
+def written_out(op: OpOverload, make: Callable[[Any, Callable[[], Any]], Any]) -> Wanted:
+    """While it is wanted, what `make(original, is_wanted)` gives writes `op` out in other operators where torch traces, instead
+    of torch's own function in Python, or of the operator itself where torch has none."""
+
+    def as_it_is(*args: Any) -> Any:
+        with as_eager():
+            return op(*args)
+
+    def put() -> Callable[[], object]:
+        originals = dict(op.py_kernels)
+        give(originals | {key: make(originals.get(key, as_it_is), wanted.value) for key in _WRITES_OUT})
+        return lambda: give(originals)
+
+    def give(kernels: Mapping[Any, Any]) -> None:
+        op.py_kernels.update(kernels)
+        for key in op.py_kernels.keys() - kernels.keys():
+            del op.py_kernels[key]
+        op._dispatch_cache.clear()
+
+    wanted = Wanted(put)
+    return wanted

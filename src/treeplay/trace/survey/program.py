@@ -1,7 +1,8 @@
 """Survey: what a program can reach without being given it.
 
 In: the program. Out: a `Survey`, the places of tensors, modules, optimizers and plain values that can be reached from its
-closure, its globals, its `self` and its defaults, and the containers on the way (they are put back after a trace).
+closure, its globals, its `self`, its defaults and the hooks on all modules or optimizers, and the containers on the way (they
+are put back after a trace).
 
     walk        what was met and found, each object once     walk
     functions   followed through the names in their code     functions, names
@@ -36,6 +37,7 @@ import torch
 
 from treeplay.guards.entries import behind_proxy, results_in
 from treeplay.guards.walk.kinds import memories
+from treeplay.torch_seam.layers import global_hook_tables, hooks_but_ours
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
 from treeplay.trace.restore.memory import ENVIRONMENT
@@ -67,6 +69,9 @@ def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
         for index, value in enumerate(extra):
             if id(value) not in walk.seen:
                 walk.enter(value, walk.root(value, f"{type(value).__name__}#{index}"), ALWAYS)
+        for table in global_hook_tables():  # which run for each module and optimizer, also for those made inside
+            for hook in hooks_but_ours(table).values():
+                walk.enter(hook, walk.root(hook, "a hook of all modules or optimizers"), ALWAYS)
         return _Surveyor(walk).run()
 
 

@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from treeplay.torch_seam.layers import MODULE_HOOKS, OPTIMIZER_HOOKS, TENSOR_HOOKS, global_hook_tables, hooks_made
+from treeplay.torch_seam.layers import (
+    MODULE_HOOKS,
+    OPTIMIZER_HOOKS,
+    TENSOR_HOOKS,
+    global_hook_tables,
+    hooks_but_ours,
+    hooks_made,
+)
 from treeplay.values.mismatch import Mismatch
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +74,7 @@ class HookTables:
 
     def _now(self) -> list[Any]:
         tables = [getattr(owner, name, None) for owner, names in self._owners for name in names]
-        everywhere = [_without_ours(table) for table in global_hook_tables()]
+        everywhere = [hooks_but_ours(table) for table in global_hook_tables()]
         return [(index, *table) for index, table in enumerate([*everywhere, *tables]) if table]
 
 
@@ -80,11 +87,6 @@ def ours(hook: F) -> F:
     """Mark a hook that is there only while treeplay traces, in whichever thread: it is none of a program's."""
     hook.is_treeplays = True  # type: ignore[attr-defined]
     return hook
-
-
-def _without_ours(table: dict[int, Any]) -> list[int]:
-    # A copy, which is made in one step: another thread may add its hook meanwhile.
-    return [key for key, hook in table.copy().items() if not hasattr(hook, "is_treeplays")]
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.profiler import profile
 
 from support import jit
 from support.gradients import Pair, parameter, train
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
-from treeplay.wrap.aot.tracing.dropout import done_as_eager
+from treeplay.wrap.aot.tracing.dropout import done_as_eager, dropout_as_eager
 from wrap.aot.oracle import numbers, twin
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -64,6 +66,62 @@ def test_dropout_that_is_off_is_its_argument() -> None:
 
     twin(program, lambda: [numbers(3), numbers(3, grad=True)])
     twin(program, lambda: [numbers(3, grad=True) * 1, numbers(3, grad=True)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_noise_is_rounded_to_the_dtype_before_anything_is_multiplied_by_it(dtype: torch.dtype) -> None:
+    rates = [0.1, 0.3, *(percent / 100 for percent in range(2, 100, 9))]
+    weight = torch.randn(40).to(dtype).requires_grad_()
+    pair = Pair(lambda w: lambda x: torch.stack([F.dropout(x - w, p, True) * p for p in rates]), weight)
+    for _ in range(3):
+        pair.act(train, torch.randn(40).to(dtype))
+    assert pair.jitted.statistics().replays == 2
+
+
+def test_noise_is_rounded_under_autocast() -> None:
+    def program(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return F.dropout(net(x), 0.3, True).float() - x
+
+        return run
+
+    pair = Pair(program, nn.Linear(8, 8))
+    for _ in range(3):
+        pair.act(train, torch.randn(5, 8))
+    assert pair.jitted.statistics().replays == 2
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_dropout_draws_in_the_order_of_the_strides(is_in_place: bool) -> None:
+    def program(w: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: F.dropout(x.to(memory_format=torch.channels_last) - w, 0.3, True, is_in_place)
+
+    pair = Pair(program, parameter(2, 3, 4, 5))
+    for _ in range(3):
+        pair.act(train, torch.randn(2, 3, 4, 5))
+    assert pair.jitted.statistics().replays == 2
+
+
+@pytest.mark.parametrize("p", [0.3, 0.93, 1.0])
+def test_attention_drops_what_eager_drops(p: float) -> None:
+    pair = Pair(lambda net: lambda x: net(x, x - 1, x * 2)[0], nn.MultiheadAttention(8, 2, p, dtype=torch.bfloat16))
+    for _ in range(3):
+        pair.act(train, torch.randn(4, 2, 8).bfloat16())
+    assert pair.jitted.statistics().replays == 2
+
+
+def test_dropout_of_a_trace_is_not_that_of_others() -> None:
+    op = torch.ops.aten.dropout.default
+    before = dict(op.py_kernels)
+    with dropout_as_eager():
+        assert op.py_kernels != before
+        kernel = op.py_kernels[torch._C.DispatchKey.Autograd]
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(make_fx(lambda x: kernel(x, 0.3, True)), torch.ones(3)).result()
+        own = make_fx(lambda x: kernel(x, 0.3, True))(torch.ones(3))
+    assert op.py_kernels == before
+    assert ["div" in graph.code for graph in (own, others)] == [True, False]
 
 
 def test_dropout_of_everything_draws_nothing() -> None:

@@ -19,6 +19,7 @@ from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.torch_seam.modes import flags_of_modes_kept
 from treeplay.torch_seam.symbols import divided_as_known, floats_divided
 from treeplay.trace.run.apart import TakesApart
+from treeplay.wrap.aot.tracing.dropout import dropout_as_eager
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
 
@@ -78,6 +79,10 @@ class _WatchedFunction(torch.nn.Module):
         self.seen = seen
         self.names = names if names is not None else [f"arg{k}" for k in range(len(leaves))]
         self.mode = torch.is_grad_enabled()
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Without hooks on all modules: it is none of the user's."""
+        return self.forward(*inputs)
 
     def forward(self, *inputs: Any) -> list[Any]:
         # Torch may run it more than once: the last run counts.
@@ -162,7 +167,7 @@ def captured(
             is_exact = decompositions is None  # else some operators are taken apart in any case
             module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names, is_exact=is_exact)
             stack.enter_context(flags_of_modes_kept())  # the modes of the trace end after this one
-            with floats_divided(divided_as_known), TakesApart():  # what the backward calls, too
+            with floats_divided(divided_as_known), dropout_as_eager(), TakesApart():  # what the backward calls, too
                 traced = stack.enter_context(
                     aot.traced(module, inputs, decompositions, writes_inside=writes_inside, in_backward=in_backward)
                 )

@@ -2,6 +2,9 @@
 
     dropout that is off            its argument: the very tensor, so that a write to one is a write to both
     dropout of everything          zeros, and no random numbers are drawn
+    other dropout on the CPU       a product with noise, which is rounded to the tensor's dtype, and by which the gradient is
+                                   multiplied too. A trace by itself would use the operator of other devices, which scales by
+                                   1 / (1 - p), and in place it would draw in another order where strides are not contiguous
     recurrent layers on the CPU    eager's operators. A trace by itself would not use the library's kernel for LSTMs where the
                                    input needs a gradient, but a dozen operators for each step of the sequence
     other recurrent layers         one layer at a time, with the dropout between them; a trace by itself would leave it out
@@ -14,12 +17,15 @@ On the CPU that draws the numbers that eager draws.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.torch_seam.modes import as_eager
+from treeplay.torch_seam.operators import written_out
+from treeplay.torch_seam.patched import all_wanted
 from treeplay.torch_seam.schemas import leaves_of
 
 _PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
@@ -46,10 +52,33 @@ def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
     tensor, p, is_on = given["input"], given["p"], given.get("train", given["training"])
     if not isinstance(tensor, torch.Tensor) or not 0 <= p <= 1:
         return None  # an error, which torch tells
-    if not is_on or p == 0 or tensor.numel() == 0:
-        return tensor
-    # A product, as eager has it: a NaN stays one.
-    return tensor * tensor.new_zeros(()) if p == 1 and not given["inplace"] else None
+    return tensor if not is_on or p == 0 or tensor.numel() == 0 else None
+
+
+def _product(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def make(original: Callable[..., Any], is_wanted: Callable[[], Any]) -> Callable[..., Any]:
+        def dropout(tensor: torch.Tensor, p: float, train: bool | None) -> Any:
+            if not is_wanted() or not train or not (p == 1 or (p != 0 and tensor.device.type == "cpu")):
+                return original(tensor, p, train)
+            if p == 1:
+                return multiply(tensor, tensor.new_zeros(()))  # a NaN stays one
+            _, kept = torch.native_dropout(tensor, p, True)  # which draws as eager does, whatever the strides
+            return multiply(tensor, kept.to(tensor.dtype).div(1 - p))
+
+        return dropout
+
+    return make
+
+
+_DROPOUTS = (
+    written_out(torch.ops.aten.dropout.default, _product(torch.mul)),
+    written_out(torch.ops.aten.dropout_.default, _product(torch.Tensor.mul_)),
+)
+
+
+def dropout_as_eager() -> contextlib.AbstractContextManager[None]:
+    """For a block that torch traces, in this thread: dropout is written out in operators as eager does it."""
+    return all_wanted(_DROPOUTS)
 
 
 def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:

@@ -62,9 +62,8 @@ def following_inference_mode(compiled: Callable[..., Any], program: Program, opt
     left = _after_leaving(program.graph) if isinstance(program, torch.fx.GraphModule) else ()
     if not left:
         return compiled
-    where = next(
-        (location_in(node.stack_trace) for node in left if node.stack_trace), None
-    )  # Dynamo notes none at modes
+    # Dynamo notes none at modes.
+    where = next((location_in(node.stack_trace) for node in left if node.stack_trace), None)
     why = "the graph leaves the inference mode that is around the call"
     reason = Reason("inference_mode", why, "call it under torch.no_grad()", where)
     as_it_is = functools.cache(lambda: unwrapped(program, options, reason))  # which warns

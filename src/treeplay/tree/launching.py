@@ -69,9 +69,8 @@ def answer_raised(answers: Answers, entry: Entry, recording: Recording, raised: 
     try:
         if isinstance(error, TakenBack) and isinstance(error.__cause__, Exception):
             cause = error.__cause__
-        if isinstance(
-            cause, NoNumber
-        ):  # eager raises there, or handles it, or computes with NumPy, which raises nothing
+        # Eager raises there, or handles it, or computes with NumPy, which raises nothing.
+        if isinstance(cause, NoNumber):
             return answers.eagerly(entry, call, REPLAYING)
         if isinstance(error, TakenBack):
             if isinstance(cause, Refusal):

@@ -193,9 +193,8 @@ class Reads:
             if is_a(value, ModuleType) and is_of_a_trace(code):  # an import
                 return
             noted = self._noted(value)
-            if (
-                is_a(value, ModuleType) and (step := step_of_patch(code)) is not None
-            ):  # what it sets, it puts back by itself
+            # What a patch of torch's settings sets, it puts back by itself.
+            if is_a(value, ModuleType) and (step := step_of_patch(code)) is not None:
                 noted.patched[name] = noted.patched.get(name, 0) + step
                 noted.stored_at.setdefault(name, user_location())
                 return

@@ -69,9 +69,8 @@ def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None
     the first of them, or those at `out`."""
     if not _is_asked(func):
         return None
-    if gives_outs(func) and is_elementwise(
-        func
-    ):  # of the numbers their kinds count, and an integer may be a symbol in a trace
+    # Of the numbers their kinds count, and an integer may be a symbol in a trace.
+    if gives_outs(func) and is_elementwise(func):
         args = with_leaves(lambda leaf: "int" if type(leaf) is int else leaf, args)
     return (str(func), _told(args), tuple((name, _told(value)) for name, value in kwargs.items()))
 

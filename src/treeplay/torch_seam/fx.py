@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.fx
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
@@ -44,7 +43,9 @@ def kept_operators(operators: Collection[Any]) -> Iterator[None]:
 def draws_kept() -> contextlib.AbstractContextManager[Any]:
     """While this lasts, calls that draw random numbers are no dead code: where torch traces for its compiler, it asks what
     that draws."""
-    kept: contextlib.AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=True)
+    from torch._inductor import config  # only where something is compiled
+
+    kept: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
     return kept
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import treeplay
-from support import assert_same, jit
+from support import assert_same, guided_by, jit
 
 
 def test_grad_mode_is_part_of_the_key() -> None:
@@ -119,14 +119,7 @@ def test_a_result_without_gradients_that_leaves_the_inference_mode_around_the_ca
 
 
 def test_guidance_by_a_gradient_is_recorded_under_inference_mode() -> None:
-    model = nn.Linear(2, 1)
-
-    def guided(x: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = x.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(model(leaf).tanh().sum(), leaf)
-        return x - 0.1 * gradient
-
+    guided = guided_by(nn.Linear(2, 1))
     jitted = jit(guided)
     with torch.inference_mode():
         for _ in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support import assert_same
+from support import assert_same, guided_by
 from support.compiled import compiled
 
 
@@ -131,14 +131,7 @@ def test_a_graph_that_leaves_the_mode_is_compiled_for_calls_outside_of_it(recwar
 
 
 def test_guidance_by_a_gradient_in_inference_mode() -> None:
-    model = torch.nn.Linear(2, 1)
-
-    def guided(x: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = x.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(model(leaf).tanh().sum(), leaf)
-        return x - 0.1 * gradient
-
+    guided = guided_by(torch.nn.Linear(2, 1))
     ours = compiled(guided)
     with torch.inference_mode():
         for _ in range(3):

@@ -110,6 +110,18 @@ def assert_same_state(found: tuple[Any, ...], expected: tuple[Any, ...]) -> None
         assert_same(a, b, name)
 
 
+def guided_by(model: nn.Module) -> Step:
+    """A step of a sampler that goes along the gradient of a model, also in inference mode."""
+
+    def guided(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(leaf).tanh().sum(), leaf)
+        return x - 0.1 * gradient
+
+    return guided
+
+
 class Twins:
     """A jitted step over some owners of state, and the same step over a deep copy of them, eager.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -71,9 +71,7 @@ def following_inference_mode(compiled: Callable[..., Any], program: Program, opt
     def call(*args: Any) -> Any:
         return (as_it_is() if torch.is_inference_mode_enabled() else compiled)(*args)
 
-    hide_from_dynamo(call, with_callees=True)
-    call.__dict__.update(vars(compiled))
-    return call
+    return _in_place_of(compiled, call)
 
 
 def _after_leaving(graph: torch.fx.Graph) -> Sequence[torch.fx.Node]:
@@ -101,6 +99,11 @@ def in_inference_mode(compiled: Callable[..., Any]) -> Callable[..., Any]:
         with torch.inference_mode():
             return compiled(*args)
 
+    return _in_place_of(compiled, call)
+
+
+def _in_place_of(compiled: Callable[..., Any], call: Any) -> Callable[..., Any]:
+    """`call`, with what is kept on `compiled`, and as little seen by Dynamo."""
     hide_from_dynamo(call, with_callees=True)
     call.__dict__.update(vars(compiled))
-    return call
+    return cast("Callable[..., Any]", call)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverload
 
 from treeplay.locks import shared_lock
 
@@ -28,8 +28,9 @@ _NAMES = (
 )
 """Operators whose kernels call others that autocast casts."""
 CASTS = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
+OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
+"""Where an operator has its kernel that computes with others alone."""
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 _noting = shared_lock()
 
 
@@ -57,10 +58,10 @@ def _register() -> None:
     for name in _NAMES:
         packet = getattr(torch.ops.aten, name)
         for op in (getattr(packet, overload) for overload in packet.overloads()):
-            if _has_kernel(op.name(), _OTHERS):  # never reached: those that it calls are
+            if has_kernel(op.name(), OTHERS):  # never reached: those that it calls are
                 continue
             for key in CASTS:
-                if not _has_kernel(op.name(), key):  # else it is cast as a whole
+                if not has_kernel(op.name(), key):  # else it is cast as a whole
                     _library.impl(op, _noted(op, key), key.name, with_keyset=True)
 
 

@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 
-from treeplay.torch_seam.casts import CASTS, casts_inside
+from treeplay.torch_seam.casts import CASTS, OTHERS, casts_inside, has_kernel
 from treeplay.torch_seam.modes import as_eager
 from treeplay.torch_seam.patched import Wanted
 
@@ -39,32 +39,30 @@ def name_of(op: Any) -> str:
     return str(op._schema.name).partition("::")[2] if isinstance(op, OpOverload) else ""
 
 
-_OTHERS = torch._C.DispatchKey.CompositeImplicitAutograd
 _EXPLICIT = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
 _AsCalled: Any = getattr(torch._C, "_RestorePythonTLSSnapshot")  # noqa: B009 - not in torch's stubs
-_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 @lru_cache(maxsize=4096)
 def is_made_of_others(op: OpOverload, device: str) -> bool:
     """Whether an operator has no kernel of its own on a type of device, and calls other operators there."""
-    return _has_kernel(op.name(), _OTHERS) and not _has_kernel(op.name(), device.upper())
+    return has_kernel(op.name(), OTHERS) and not has_kernel(op.name(), device.upper())
 
 
 def by_others(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the operators give that an operator is made of. For code of a dispatch mode: what stands above operators (autocast,
     lazy conjugates, views that need gradients) sees each of them that has not seen the whole, as it does where no mode is."""
-    kernel = next((key for key in _EXPLICIT if _has_kernel(op.name(), key)), _OTHERS)
+    kernel = next((key for key in _EXPLICIT if has_kernel(op.name(), key)), OTHERS)
     casts = casts_inside(op)
     with _AsCalled():  # as it was where the program called the operator
         excluded = torch._C._dispatch_tls_local_exclude_set()
         for key in CASTS:
-            is_off = key not in casts if casts else _has_kernel(op.name(), key)
+            is_off = key not in casts if casts else has_kernel(op.name(), key)
             excluded = excluded.add(key) if is_off else excluded
-        if kernel is not _OTHERS:  # autograd has its own rule for the whole
+        if kernel is not OTHERS:  # autograd has its own rule for the whole
             excluded = excluded | _keys(_DIFFERENTIATE)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
             return op._op_dk(kernel, *args, **kwargs)
@@ -72,7 +70,7 @@ def by_others(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def is_by_others_alone(op: OpOverload) -> bool:
     """Whether an operator, or its kernel, computes with other operators and reads no memory itself."""
-    return any(_has_kernel(op.name(), key) for key in (_OTHERS, *_EXPLICIT))
+    return any(has_kernel(op.name(), key) for key in (OTHERS, *_EXPLICIT))
 
 
 def keys_above_operators() -> Any:
@@ -155,7 +153,7 @@ def clone_all(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Sequenc
     return made
 
 
-_WRITES_OUT = (torch._C.DispatchKey.Autograd, _OTHERS)
+_WRITES_OUT = (torch._C.DispatchKey.Autograd, OTHERS)
 
 
 def written_out(op: OpOverload, make: Callable[[Any, Callable[[], Any]], Any]) -> Wanted:

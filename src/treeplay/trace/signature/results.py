@@ -62,9 +62,8 @@ class Results(References):
         made_by = node.args[0] if node.target is operator.getitem else node
         op = made_by.target if isinstance(made_by, torch.fx.Node) else None
         if isinstance(op, OpOverload) and is_made_of_others(op, tensor.device.type):
-            return (
-                ref  # it came whole, under inference mode: autograd was told of no view that the operators in it make
-            )
+            # It came whole, under inference mode: autograd was told of no view that the operators in it make.
+            return ref
         return super()._detached(tensor, ref, extent, inputs)
 
     def _made(self, base: torch.Tensor) -> Extent | None:

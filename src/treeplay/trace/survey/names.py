@@ -94,9 +94,8 @@ class ReadNames:
         self.any: set[str | ItemName | _Mark] = set()  # with those of methods
         self.of_math: set[str] = set()  # functions of `math` that are read as values
         self._own: set[str | ItemName | _Mark] = set()  # those in code that is not of an installed package
-        self._computes: set[type] = (
-            set()
-        )  # whether such code computes names of attributes (`str`), or strings (`ItemName`)
+        # Whether such code computes names of attributes (`str`), or strings (`ItemName`).
+        self._computes: set[type] = set()
 
     def read(self, function: FunctionType) -> None:
         """Note a function that the program can run."""

@@ -70,12 +70,14 @@ def by_name(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 
 def written_arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The tensors that an operator writes to, or what stands for them in a graph, whether its schema says so or not."""
-    written = [
-        args[position] if position < len(args) else kwargs.get(argument.name)
-        for position, argument in enumerate(op._schema.arguments)
-        if is_written(argument)
-    ]
+    written = [args[place] if place < len(args) else kwargs.get(name) for place, name in _written_places(op)]
     return [leaf for leaf in leaves_of(written) if leaf is not None] + written_untold(op, args, kwargs)
+
+
+@lru_cache(maxsize=4096)
+def _written_places(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    arguments = enumerate(op._schema.arguments)
+    return tuple((place, argument.name) for place, argument in arguments if is_written(argument))
 
 
 def written_untold(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -134,7 +134,8 @@ _CONTAINERS: tuple[Any, ...] = (list, tuple, collections.OrderedDict, dict, set,
 def builtin_of(container: Any) -> Any:
     """The class of Python's own that a container is of, or that its class is derived from. By the methods of this one it is
     asked for what it holds: a registry may take other arguments in `get`, a mapping may import packages in `items`."""
-    return next(kind for kind in _CONTAINERS if is_a(container, kind))
+    cls = type(container)
+    return cls if cls in _CONTAINERS else next(kind for kind in _CONTAINERS if issubclass(cls, kind))
 
 
 def items(values: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
-from treeplay.guards.reads.ran import RanCode, function_of, noting
+from treeplay.guards.reads.ran import RanCode, noting
 
 
 def inner(values: list[int]) -> int:
@@ -174,37 +174,6 @@ def test_nothing_is_left_on() -> None:
 
 def test_one_may_follow_another() -> None:
     assert "inner" in names(of(outer)) and "inner" in names(of(outer)) and "inner" not in names(of(other))
-
-
-class Named:
-    @staticmethod
-    def plainly() -> None: ...
-
-    @classmethod
-    def of_class(cls) -> None: ...
-
-    @property
-    def asked(self) -> float:
-        return 1.0
-
-    class Inner:
-        def method(self) -> None: ...
-
-
-def test_the_function_of_code_is_found_by_its_name() -> None:
-    getter = vars(Named)["asked"].fget
-    for function in (Named.plainly, Named.of_class.__func__, getter, Named.Inner.method, functools.wraps):  # type: ignore[attr-defined]
-        assert function_of(function.__code__) is function
-
-
-def test_no_other_function_is_found_for_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nested() -> None: ...
-
-    plainly = Named.plainly
-    monkeypatch.setattr(Named, "plainly", staticmethod(lambda: None))
-    made: dict[str, Any] = {}
-    exec("def of_text(): ...", made)
-    assert [function_of(function.__code__) for function in (nested, plainly, made["of_text"])] == [None] * 3
 
 
 def test_the_same_code_is_noted_again_in_another_block() -> None:

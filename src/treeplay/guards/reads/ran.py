@@ -7,15 +7,11 @@ Python. A profiler of the user's is set aside for the block and put back.
 from __future__ import annotations
 
 import cProfile
-import gc
 import logging
 import re
 import sys
-import weakref
-from collections.abc import Iterable
-from functools import lru_cache
 from threading import get_ident
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
 from treeplay.guards.reads.machinery import is_of_a_trace
@@ -36,8 +32,8 @@ class RanCode(Protocol):
     def stop(self) -> None:
         """End it."""
 
-    def pause(self) -> None:
-        """Note nothing for a while."""
+    def pause(self) -> bool:
+        """Note nothing until `resume`; tells whether it noted. A signal's handler may call both between any two lines."""
 
     def resume(self) -> None:
         """Go on noting."""
@@ -67,6 +63,7 @@ class _Profiled:
         self._profile = cProfile.Profile(subcalls=True, builtins=True)
         self._entries: list[Any] = []  # once it has stopped
         self._theirs: Any = None
+        self._has_begun = False  # what is called before is somebody else's profiler's
         self._is_on = False
         self.is_complete = True
 
@@ -91,15 +88,16 @@ class _Profiled:
         if theirs is not None:
             theirs.enable() if isinstance(theirs, _Profiler) else sys.setprofile(theirs)
 
-    def pause(self) -> None:
-        if self._is_on:
+    def pause(self) -> bool:
+        was_on, self._is_on = self._is_on, False
+        if self._has_begun:  # whether or not it was on: a handler may come right here
             self._profile.disable()
-            self._is_on = False
+        return was_on
 
     def resume(self) -> None:
         if not self._is_on and self.is_complete:
+            self._has_begun = self._is_on = True
             self._profile.enable()
-            self._is_on = True
 
     def code(self) -> dict[int, CodeType]:
         return {id(entry.code): entry.code for entry in self._entries if isinstance(entry.code, CodeType)}
@@ -125,10 +123,9 @@ class _Profiled:
         return {f"{match[2].rpartition('.')[2]}.{match[1]}" for match in found if match is not None}
 
     def messages(self) -> set[str]:
-        loggers = [
-            entry for entry in self._entries if isinstance(entry.code, CodeType) and entry.code in _TAKES_MESSAGES
-        ]
-        return {entry.code.co_name for entry in loggers if any(call.code is _PASSES_ON for call in entry.calls or ())}
+        ran = (entry for entry in self._entries if isinstance(entry.code, CodeType))
+        took = (entry for entry in ran if any(call.code is _PASSES_ON for call in entry.calls or ()))
+        return {entry.code.co_name for entry in took if entry.code in _TAKES_MESSAGES}
 
 
 class _Monitored:
@@ -173,8 +170,9 @@ class _Monitored:
         monitoring.register_callback(_TOOL, events.CALL, None)
         monitoring.free_tool_id(_TOOL)
 
-    def pause(self) -> None:
-        self._is_on = False
+    def pause(self) -> bool:
+        was_on, self._is_on = self._is_on, False
+        return was_on
 
     def resume(self) -> None:
         self._is_on = True
@@ -219,75 +217,6 @@ class _Monitored:
             self._known[id(cls), name] = cls
             owner = next((base for base in _BASES(cls) if name in _NAMESPACE(base)), cls)
             self._methods.add(f"{owner.__name__}.{name}")
-
-
-def function_of(code: CodeType) -> FunctionType | None:
-    """The function with this code that is found by its qualified name in the module of its file; None if none is."""
-    found: Any = _modules_by_file(len(sys.modules)).get(code.co_filename)
-    for name in code.co_qualname.split("."):
-        try:
-            found = object.__getattribute__(found, "__dict__")[name] if found is not None else None
-        except (AttributeError, KeyError):
-            return None
-    if isinstance(found, (staticmethod, classmethod)):
-        found = found.__func__
-    for function in (found.fget, found.fset, found.fdel) if isinstance(found, property) else (found,):
-        if type(function) is FunctionType and function.__code__ is code:
-            return function
-    return None
-
-
-def functions_with(wanted: Iterable[CodeType]) -> list[FunctionType]:
-    """All functions there are with one of these codes."""
-    wanted, mark = list(wanted), _frozen.mark
-    found = gc.get_referrers(*wanted, *mark)
-    _frozen.update(is_mark_found=any(value is mark for value in found))
-    shown = [value for value in found if type(value) is FunctionType]
-    return [*shown, *(function for code in wanted for function in _frozen.with_code(code))]
-
-
-class _FrozenFunctions:
-    """Functions that `gc.freeze` hides from `gc.get_referrers`, but for those that `function_of` finds. They are listed once
-    after each freeze: they have to be thawed for it, and what else is alive is frozen with them again."""
-
-    def __init__(self) -> None:
-        self._functions: dict[int, list[weakref.ref[FunctionType]]] = {}
-        self.mark: list[object] = []
-        """Made after the last listing. A freeze hides it too: who looks for what refers to its only element finds it, or there
-        was one. `gc.get_freeze_count` counts every object each time it is asked. Empty until somebody asked the first time."""
-
-    def update(self, *, is_mark_found: bool) -> None:
-        """List the functions if there was a freeze."""
-        if is_mark_found:
-            return
-        if self.mark or gc.get_freeze_count():
-            self._list()
-        self.mark = [object()]
-
-    def with_code(self, code: CodeType) -> list[FunctionType]:
-        """Those with this code."""
-        found = [reference() for reference in self._functions.get(id(code), ())]
-        return [function for function in found if function is not None and function.__code__ is code]
-
-    def _list(self) -> None:
-        gc.collect()  # or garbage would be frozen too
-        gc.unfreeze()
-        everything = gc.get_objects()
-        gc.freeze()
-        self._functions = {}
-        for value in everything:
-            if type(value) is FunctionType and function_of(value.__code__) is not value:
-                self._functions.setdefault(id(value.__code__), []).append(weakref.ref(value))
-
-
-_frozen = _FrozenFunctions()
-
-
-# Anew when modules were imported: the argument is how many there are. None is held: what is in it would outlive it at the end.
-@lru_cache(maxsize=1)
-def _modules_by_file(_: int) -> weakref.WeakValueDictionary[str, ModuleType]:
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return weakref.WeakValueDictionary({str(vars(module).get("__file__")): module for module in modules})
 
 
 _TOOL = 4  # one of the numbers that Python gives to nobody

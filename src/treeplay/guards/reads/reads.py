@@ -11,7 +11,7 @@ noted was not read. Objects of classes that cannot be changed (those of extensio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from contextlib import ExitStack
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
 from types import CodeType, ModuleType
@@ -24,6 +24,7 @@ from treeplay.guards.reads.names import entry_taken
 from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
+from treeplay.sandbox.signal_handlers import handled_apart
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.values.kinds import is_a, module_of
 from treeplay.values.location import Location
@@ -66,7 +67,7 @@ class Reads:
         self._modules: list[ModuleType] = []
         self._further = list(modules)  # which may be among those that are loaded
         self._watched_modules: set[int] = set()
-        self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
+        self._quiet = ExitStack()  # from what runs at any moment, and is none of the program's
         self._ran = noting()
         self._thread = 0
         # Told of what the program's own code is about to be given by a module, under which name, and of the code.
@@ -83,7 +84,9 @@ class Reads:
         except BaseException:
             self._put_back()
             raise
-        self._quiet.__enter__()
+        self._quiet.enter_context(without_callbacks())
+        self._quiet.enter_context(handled_apart(self._ran.pause, self._ran.resume))
+        self._quiet.enter_context(handled_apart(self.pause, self.resume))
         self._ran.start()
         self.is_noting = True
         _watching.append(self)
@@ -95,8 +98,9 @@ class Reads:
         _watching.remove(self)
         _tell_innermost()
         steps = Teardown()
+        steps.add("noting no code", self._ran.pause)
         steps.add("putting classes and modules back", self._put_back)
-        steps.add("putting the collector's callbacks back", partial(self._quiet.__exit__, None, None, None))
+        steps.add("putting the collector's callbacks and handlers of signals back", self._quiet.close)
         steps.add("leaving the interpreter's events", self._ran.stop)
         error = steps.run()
         if error is not None:

@@ -19,8 +19,8 @@ from typing import Any
 from treeplay.guards.conditions import Asked, Code
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import content_of, results_in, table_of_cache
+from treeplay.guards.reads.functions import function_of, functions_with
 from treeplay.guards.reads.names import inner_code
-from treeplay.guards.reads.ran import function_of, functions_with
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.walk import Walk
 from treeplay.observe.lines import is_users_or_text

@@ -14,8 +14,8 @@ from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
 from treeplay.guards.entries import content_of
+from treeplay.guards.reads.functions import function_of, functions_with
 from treeplay.guards.reads.names import steps_by_line
-from treeplay.guards.reads.ran import function_of, functions_with
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import is_own, is_users
 from treeplay.torch_seam.patched import ABSENT

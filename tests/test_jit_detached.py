@@ -213,3 +213,40 @@ def test_what_a_loss_has_saved_may_be_written_through_data() -> None:
         jitted(x)
         loss.backward()
         assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def taken_with(x: torch.Tensor) -> Any:
+    with torch.enable_grad():
+        y = x.detach() * 3 - 1
+        return x[1:], x.detach()[1:], y[1:]
+
+
+def taken_without(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return x[1:], x.detach()[1:]
+
+
+def may_be_written(view: torch.Tensor) -> bool:
+    try:
+        view.mul_(torch.tensor(2.0, requires_grad=True))
+    except RuntimeError as error:
+        assert "no_grad mode" in str(error)
+        return False
+    return view.requires_grad
+
+
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("is_tracked", [False, True])
+@pytest.mark.parametrize(("program", "count"), [(taken_with, 3), (taken_without, 2)])
+def test_a_view_may_get_a_history_where_it_was_taken_with_gradients_on(
+    program: Program, count: int, is_tracked: bool, around: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for call in range(4 * count):
+        x = torch.arange(4.0)
+        if is_tracked:
+            x = x.requires_grad_() * 1
+        with around():
+            view = jitted(x)[call % count]
+        assert may_be_written(view) == (program is taken_with), call
+    assert jitted.statistics().replays >= count

@@ -163,3 +163,90 @@ def test_opaque_programs_give_detached_tensors_as_well() -> None:
         x.mul_(w)
         assert not detached.requires_grad and not data.requires_grad
         assert (detached._version, data._version) == (version + 1, 0)
+
+
+def data_and_itself(x: torch.Tensor) -> None:
+    x.data.mul_(3)
+    x.sub_(1)
+
+
+def data_of_a_view(x: torch.Tensor) -> None:
+    x[1:].data.mul_(3).sub_(1)
+
+
+def lists_of_data(x: torch.Tensor) -> None:
+    torch._foreach_mul_([x.data], 3.0)
+
+
+def statistics(x: torch.Tensor) -> None:
+    torch.nn.functional.batch_norm(torch.ones(2, 3), x, torch.ones(3), training=True)
+
+
+WRITES: dict[str, Callable[[torch.Tensor], None]] = {
+    "data and itself": data_and_itself,
+    "data of a view": data_of_a_view,
+    "lists of data": lists_of_data,
+    "detached": lambda x: x.detach().mul_(3).sub_(1),
+    "statistics": statistics,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_moves_the_versions_that_eagers_moves(name: str) -> None:
+    jitted: Any = treeplay.jit(lambda x: WRITES[name](x), lower="aten", on_refusal="raise")
+    for _ in range(4):
+        mine, eagers = torch.arange(3.0), torch.arange(3.0)
+        both = [(one, one[1:], one.data) for one in (mine, eagers)]
+        jitted(mine)
+        WRITES[name](eagers)
+        assert torch.equal(mine, eagers)
+        ours, theirs = ([tensor._version > 0 for tensor in tensors] for tensors in both)
+        assert ours == theirs
+    assert jitted.statistics().replays >= 2
+
+
+def test_what_a_loss_has_saved_may_be_written_through_data() -> None:
+    jitted: Any = treeplay.jit(lambda x: x.data.mul_(3).sub_(1), lower="aten", on_refusal="raise")
+    for _ in range(4):
+        x, w = torch.ones(3), torch.full((3,), 2.0, requires_grad=True)
+        loss = (w * x).sum()
+        jitted(x)
+        loss.backward()
+        assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def taken_with(x: torch.Tensor) -> Any:
+    with torch.enable_grad():
+        y = x.detach() * 3 - 1
+        return x[1:], x.detach()[1:], y[1:]
+
+
+def taken_without(x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return x[1:], x.detach()[1:]
+
+
+def may_be_written(view: torch.Tensor) -> bool:
+    try:
+        view.mul_(torch.tensor(2.0, requires_grad=True))
+    except RuntimeError as error:
+        assert "no_grad mode" in str(error)
+        return False
+    return view.requires_grad
+
+
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("is_tracked", [False, True])
+@pytest.mark.parametrize(("program", "count"), [(taken_with, 3), (taken_without, 2)])
+def test_a_view_may_get_a_history_where_it_was_taken_with_gradients_on(
+    program: Program, count: int, is_tracked: bool, around: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for call in range(4 * count):
+        x = torch.arange(4.0)
+        if is_tracked:
+            x = x.requires_grad_() * 1
+        with around():
+            view = jitted(x)[call % count]
+        assert may_be_written(view) == (program is taken_with), call
+    assert jitted.statistics().replays >= count

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -455,3 +457,22 @@ def test_autocast_casts_what_a_kernel_computes_with(name):
             found, wanted = ours(x), run(x)
             assert found.dtype is wanted.dtype and torch.equal(found, wanted)
     assert any("inside of its kernel" in str(one.message) for one in told) is is_refused
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_a_view_of_an_argument_may_get_a_history_where_it_was_taken_with_gradients_on(
+    mode: Callable[[], Any], fresh_dynamo: None
+) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with mode():
+            return x[1:]
+
+    for around in (torch.enable_grad, torch.no_grad):
+        run = compiled(program, inner="aten")
+        for _ in range(3):
+            with around():
+                view = run(torch.arange(4.0))
+            with ExitStack() as stack:
+                if mode is torch.no_grad:
+                    stack.enter_context(pytest.raises(RuntimeError, match="no_grad"))
+                view.mul_(torch.tensor(2.0, requires_grad=True))

@@ -38,6 +38,15 @@ def rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.sum(0) - y
 
 
+def through_data(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """One is written without a word to autograd."""
+    data = x.data
+    data.mul_(3).sub_(y)
+    data[1:] = 0.5
+    y.copy_(x - 1)
+    return x * 2 - y
+
+
 PROGRAMS: dict[str, tuple[Program, int]] = {"one": (written, 1), "two": (exchanged, 2), "a part": (rows, 2)}
 
 
@@ -90,6 +99,10 @@ def test_T27_the_backend_records_writes_where_they_are_made(
     assert report.launch is not None and (report.launch.stage, report.launch.launches) == ("recorded", CALLS - 1)
     assert device == "cpu" or report.launch.copied_bytes == 0
     assert sum(item.is_written for item in report.inputs) == (2 if name == "two" else 1)
+
+
+def test_the_backend_moves_no_version_for_a_write_through_data(device: str, fresh_dynamo: None) -> None:
+    check_calls(compiled(through_data, dynamic=False), through_data, 2, device)
 
 
 def test_Dplus2_a_write_to_an_argument_is_recorded_and_made_once_in_each_call(

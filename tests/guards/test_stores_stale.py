@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -387,5 +388,82 @@ def test_a_patch_of_a_setting_of_torchs_that_does_not_end_in_the_call_is_refused
         jitted(torch.ones(3))
         with pytest.raises(treeplay.Refusal, match="verbose"):
             jitted(torch.ones(3))
+    finally:
+        config.verbose = was
+
+
+def test_a_saved_state_of_torchs_settings_that_the_program_loads_is_refused() -> None:
+    from torch._dynamo import config
+
+    saved, was = config.save_config(), config.verbose
+    jitted = treeplay.jit(lambda x: [config.load_config(saved), x * 2.0 - 1.0][1], lower="aten", on_refusal="eager")
+    try:
+        for k in range(3):
+            config.verbose = not was
+            with pytest.warns(UserWarning, match="ConfigModule") if k == 1 else contextlib.nullcontext():
+                jitted(torch.ones(3))
+            assert config.verbose == was
+    finally:
+        config.verbose = was
+
+
+def test_patches_of_torchs_settings_that_end_in_the_wrong_order_are_refused() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        first = config.patch(verbose=not was)
+        first.__enter__()
+        second = config.patch({"verbose": was})
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        return x * 2.0 - 1.0
+
+    was = config.verbose
+    jitted = treeplay.jit(run, lower="aten", on_refusal="raise")
+    try:
+        jitted(torch.ones(3))
+        config.verbose = was
+        with pytest.raises(treeplay.Refusal, match="verbose"):
+            jitted(torch.ones(3))
+        assert config.verbose == was
+    finally:
+        config.verbose = was
+
+
+def test_a_setting_of_torchs_that_the_program_counts_up_counts_once_in_the_refused_call() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        config.cache_size_limit += 1
+        return x * 2.0 - 1.0
+
+    was = config.cache_size_limit
+    jitted = treeplay.jit(run, lower="aten", on_refusal="eager")
+    try:
+        with pytest.warns(UserWarning, match="cache_size_limit"):
+            for _ in range(4):
+                jitted(torch.ones(3))
+        assert config.cache_size_limit == was + 4
+    finally:
+        config.cache_size_limit = was
+
+
+def test_a_setting_of_torchs_that_the_program_sets_to_what_it_is_is_guarded() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        config.verbose = was
+        return x * 2.0 - 1.0
+
+    was = config.verbose
+    jitted = treeplay.jit(run, lower="aten", on_refusal="raise")
+    try:
+        for _ in range(3):
+            jitted(torch.ones(3))
+        assert jitted.statistics().replays > 0
+        config.verbose = not was
+        jitted(torch.ones(3))
+        assert config.verbose == was
     finally:
         config.verbose = was

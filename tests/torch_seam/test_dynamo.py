@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.interpreters import FreshPython
-from treeplay.torch_seam.dynamo import tensor_check, version_of_table
+from treeplay.torch_seam.dynamo import DATA_OF, tensor_check, version_of_table
 
 SAME = ("a", 1.5)
 CHANGES: dict[str, tuple[Callable[[dict[Any, Any]], Any], bool]] = {
@@ -101,3 +101,11 @@ def test_guards_hold_natively_or_not_alike(is_there: bool, fresh_python: FreshPy
     text = textwrap.dedent(WITHOUT.format(is_there=is_there))
     text = "import torch._dynamo.guards\n" + text if is_there else text
     fresh_python(text)
+
+
+def test_what_stands_for_data_in_a_graph_counts_its_own_versions() -> None:
+    if DATA_OF is None:
+        pytest.skip("this torch has no such function")
+    x = torch.ones(2)
+    DATA_OF(x).mul_(3).sub_(1)
+    assert (x.tolist(), x._version) == ([2.0, 2.0], 0)

@@ -108,6 +108,15 @@ def test_each_mode_of_the_process_can_be_read(what: str) -> None:
     assert read() == before
 
 
+def test_a_setting_is_told_from_what_a_module_of_settings_has_besides() -> None:
+    from torch._dynamo import config
+
+    assert flags.is_setting(config, "verbose") and "verbose" not in vars(config)
+    for other in ("no_such_setting", "_config", "patch", "__name__"):
+        assert not flags.is_setting(config, other)
+    assert not flags.is_setting(torch, "verbose")
+
+
 @pytest.mark.parametrize("what", [name for name, read in READERS.items() if read in flags.GLOBAL_STATE])
 def test_the_global_state_tells_of_a_mode(what: str) -> None:
     write, value = SETTERS[what]

@@ -16,6 +16,8 @@ import torch
 import torch.fx
 from torch.fx.traceback import preserve_node_meta
 
+from treeplay.torch_seam.dynamo import DATA_OF
+
 _PREFIX = "program."
 
 
@@ -95,3 +97,7 @@ class _NotingNodes(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         self._interpreted.runs = n
         return super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call what a node does; `x.data` as a program does, of which torch tells those who watch its functions."""
+        return args[0].data if target is DATA_OF else super().call_function(target, args, kwargs)

@@ -61,6 +61,7 @@ class Switch:
 
 NO_GRAD = Switch(None, torch.is_grad_enabled, flags.set_grad_enabled, False)
 WITH_GRAD = replace(NO_GRAD, wanted=True)
+GRAD_MODES = {False: NO_GRAD, True: WITH_GRAD}
 
 
 def switched(

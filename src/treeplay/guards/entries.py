@@ -15,6 +15,7 @@ from treeplay.guards.conditions import ContainerGuard
 from treeplay.guards.containers import Table
 from treeplay.guards.reads.names import stores_within
 from treeplay.guards.walk.kinds import HARMLESS
+from treeplay.torch_seam.flags import is_setting
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, module_of, table_of
 from treeplay.values.place import How, Place
@@ -92,7 +93,10 @@ def is_found_on(cls: type, name: str) -> bool:
 
 
 def entry_of(value: Any, name: str) -> Any:
-    """What an object's own dictionary of attributes holds, without asking its class; `ABSENT` if nothing."""
+    """What an object's own dictionary of attributes holds, without asking its class; `ABSENT` if nothing. Of a setting of
+    torch's, which is in no dictionary, what it is set to."""
+    if is_setting(value, name):
+        return getattr(value, name, ABSENT)
     table = table_of(value)
     return ABSENT if table is None else table.get(name, ABSENT)
 

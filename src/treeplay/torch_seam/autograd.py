@@ -41,6 +41,12 @@ counter_of_functions: Any = getattr(torch.autograd.function, "AUTOGRAD_FUNCTION_
 """Gives each class of custom functions its number."""
 
 
+_WITHOUT_GRADIENTS = (
+    torch._C._autograd.CreationMeta.NO_GRAD_MODE,
+    torch._C._autograd.CreationMeta.INFERENCE_MODE,
+)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often autograd was told that `tensor` changed; 0 where that is not kept (inference tensors)."""
     return 0 if tensor.is_inference() else int(tensor._version)
@@ -72,6 +78,16 @@ def node_of(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:
         return None
+
+
+def was_taken_with_gradients(tensor: torch.Tensor) -> bool | None:
+    """Whether gradients were on where a view was taken, and all that it was taken of: else nothing with a history may be
+    written to it. None for what is no view for autograd and has no history."""
+    if node_of(tensor) is not None:
+        return True
+    if not tensor._is_view() or tensor.is_inference():
+        return None
+    return torch._C._autograd._get_creation_meta(tensor) not in _WITHOUT_GRADIENTS
 
 
 def history(nodes: Iterable[Any], known: Iterable[Any] = ()) -> Iterator[Any]:

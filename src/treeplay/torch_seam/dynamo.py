@@ -44,6 +44,10 @@ GUARDS_FROZEN_PARAMETERS = str(torch.__version__) >= "2.13"
 parameter as long as the dictionaries on the way to it stayed the same."""
 
 
+DATA_OF: Any = getattr(torch._C._autograd, "_get_data_attr", None)
+"""What stands for `x.data` in a graph of Dynamo's; None where a torch has no such function."""
+
+
 def tensor_check(
     tensors: Sequence[torch.Tensor], any_size: Mapping[int, frozenset[int]] = MappingProxyType({})
 ) -> Callable[..., bool]:

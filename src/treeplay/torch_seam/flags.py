@@ -20,6 +20,11 @@ profiler: Any = torch.autograd.profiler
 _ = profiler._is_profiler_enabled
 
 
+def is_setting(value: Any, name: str) -> bool:
+    """Whether `name` is one of the settings that a module of torch's keeps: it has them beside its attributes."""
+    return issubclass(type(value), ConfigModule) and name in object.__getattribute__(value, "_config")
+
+
 # What Dynamo's graphs call to change modes.
 ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 

@@ -61,9 +61,8 @@ class OutputMemory:
         self.inputs: list[Extent] = []
         self.made: list[Extent] = []
         self._given: dict[Hashable, list[int]] = {}  # by storage
-        self._new: dict[
-            Hashable, int
-        ] = {}  # by storage, and by where one begins: memory of others may be in two storages
+        # By storage, and by where one begins: memory of others may be in two storages.
+        self._new: dict[Hashable, int] = {}
         for item in inputs:
             self.add_input(item)
 

@@ -55,7 +55,8 @@ class View:
     `x.data` is. `requires_grad`: it is a leaf of its own.
     `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins. `steps`: the view operators
     that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives. `number`: how many
-    other tensors there are just like it. `is_tracked`: it was taken with gradients on, while they are off around the call.
+    other tensors there are just like it. `with_gradients`: whether gradients were on where it was taken, if not as
+    they are around the call.
     """
 
     of: Fresh | SameAsInput | View
@@ -66,7 +67,7 @@ class View:
     steps: bytes | None = field(default=None, repr=False)
     number: int = 0
     has_own_version: bool = False
-    is_tracked: bool = False
+    with_gradients: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

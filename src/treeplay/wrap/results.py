@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from treeplay.codegen import list_of, tuple_of
-from treeplay.codegen.idioms import WITH_GRAD, switched, view_of
+from treeplay.codegen.idioms import GRAD_MODES, switched, view_of
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Computed, Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
@@ -36,10 +36,10 @@ def expression_of(text: CallText, ref: Ref) -> str:
             return built(text, structure, refs)
         case Built(structure, refs, number):
             return text.shared.get(number) or text.once(number, built(text, structure, refs))
-        case View() if ref.is_tracked and key not in text.shared:
+        case View(with_gradients=bool(mode)) if key not in text.shared:
             with text.aside() as lines:
                 made = _view(text, ref)
-            switched(text, [WITH_GRAD], lines, is_short=True)
+            switched(text, [GRAD_MODES[mode]], lines, is_short=True)
             return made
         case View():
             return _view(text, ref)
@@ -65,7 +65,7 @@ def _cast(text: CallText, base: str, view: View, cast: Cast) -> str:
         expression = f"{text.use('view_as_complex', torch.view_as_complex)}({piece}.view(-1, 2))"
     else:
         expression = f"{text.use('view_as_real', torch.view_as_real)}({piece}).view(-1)"
-    return text.once((base, cast, view.is_tracked), expression)
+    return text.once((base, cast, view.with_gradients), expression)
 
 
 def built(text: CallText, structure: Leaf | Structure, refs: tuple[Ref, ...]) -> str:

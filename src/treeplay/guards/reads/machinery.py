@@ -28,6 +28,7 @@ _OF_A_TRACE = (
 _PACKAGE = __name__.partition(".")[0] + "."
 _TEXT = "<string>"
 _SYMBOLS_FILE = torch.__file__  # kept: modules are watched while this is compared
+_SETTINGS_FILE = "torch/utils/_config_module.py"
 _DYNAMO = "/torch/_dynamo/"  # it looks away while a program is traced
 
 
@@ -37,17 +38,9 @@ def is_machinery(file: str) -> bool:
     return file.startswith((OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
 
 
-_SETTINGS_FILE = "torch/utils/_config_module.py"
-_STEPS_OF_PATCHES = {"ConfigPatch.__enter__": 1, "ConfigPatch.__exit__": -1}
-
-
-@lru_cache(maxsize=4096)
-def step_of_patch(code: CodeType) -> int | None:
-    """1 for the code with which a `config.patch` of torch's settings begins, -1 for that which puts them back, 0 for what a
-    module of settings notes of itself, None for any other code."""
-    if not code.co_filename.endswith(_SETTINGS_FILE):
-        return None
-    return _STEPS_OF_PATCHES.get(".".join(code.co_qualname.split(".")[-2:]), 0)
+def is_of_a_patch(code: CodeType) -> bool:
+    """Whether code is that of a `config.patch` of torch's settings, which puts back what it sets."""
+    return code.co_filename.endswith(_SETTINGS_FILE) and ".ConfigPatch." in code.co_qualname
 
 
 _MOST_KNOWN = 8192

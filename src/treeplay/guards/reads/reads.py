@@ -19,13 +19,14 @@ from typing import Any
 
 from treeplay.guards.entries import entry_of
 from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_to, take_out, watch_modules
-from treeplay.guards.reads.machinery import is_of_a_trace, step_of_patch
+from treeplay.guards.reads.machinery import is_of_a_patch, is_of_a_trace
 from treeplay.guards.reads.names import entry_taken
 from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.signal_handlers import handled_apart
 from treeplay.sandbox.teardown import Teardown, each
+from treeplay.torch_seam.flags import ConfigModule, is_setting
 from treeplay.values.kinds import is_a, module_of
 from treeplay.values.location import Location
 
@@ -40,14 +41,13 @@ _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 class ObjectReads:
     """What was read and assigned of one object: names in the order of their first use."""
 
-    __slots__ = ("assigned", "object", "patched", "read", "stored_at")
+    __slots__ = ("assigned", "object", "read", "stored_at")
 
     def __init__(self, value: Any) -> None:
         self.object = value
         self.read: dict[str, None] = {}
         self.assigned: dict[str, Any] = {}  # with what was there before the first time
         self.stored_at: dict[str, Location | None] = {}  # of those assigned, the user's line
-        self.patched: dict[str, int] = {}  # of torch's settings: how many of the patches of each have not ended
 
 
 class Reads:
@@ -196,14 +196,14 @@ class Reads:
             code = _getframe(2).f_code
             if is_a(value, ModuleType) and is_of_a_trace(code):  # an import
                 return
-            noted = self._noted(value)
-            # What a patch of torch's settings sets, it puts back by itself.
-            if is_a(value, ModuleType) and (step := step_of_patch(code)) is not None:
-                noted.patched[name] = noted.patched.get(name, 0) + step
-                noted.stored_at.setdefault(name, user_location())
+            is_of_settings = is_a(value, ConfigModule)
+            if is_of_settings and not is_setting(value, name):  # what such a module notes of itself
                 return
+            noted = self._noted(value)
             if name not in noted.assigned:
                 noted.assigned[name], noted.stored_at[name] = entry_of(value, name), user_location()
+            if is_of_settings and not is_of_a_patch(code):  # it may be set to what it is
+                noted.read[name] = None
 
     # --- classes and modules ----------------------------------------------------------------------------------
 

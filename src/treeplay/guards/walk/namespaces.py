@@ -21,7 +21,7 @@ from treeplay.guards.entries import is_of_the_program
 from treeplay.guards.reads.names import ASKING, NAMESPACES, globals_in, imports_in, inner_code
 from treeplay.guards.reads.reads import WHOLE
 from treeplay.guards.walk.walk import Walk
-from treeplay.torch_seam.flags import ConfigModule
+from treeplay.torch_seam.flags import ConfigModule, is_setting
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 
@@ -68,7 +68,7 @@ class Namespaces:
     def _settings(self, module: types.ModuleType, names: Iterable[str]) -> None:
         """Guard the settings of torch's that were read by what the module answers: it looks each up among hundreds."""
         for name in names:
-            if name[:1] != "_":
+            if name[:1] != "_" or is_setting(module, name):
                 self._walk.follow(Asked(functools.partial(getattr, module, name, ABSENT), f"{module.__name__}.{name}"))
 
     def enter_more(self) -> bool:

@@ -12,20 +12,19 @@ from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 
 
 def told_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
-    """The inputs that an operator writes to, itself or through a view of it, so that autograd is told where eager runs."""
+    """The inputs that an operator writes to, itself or through a view of it, so that autograd is told where eager runs: not of
+    the running statistics of a batch norm, nor of what is written through `.data`."""
     roots: dict[Node, Node] = {}
     found: dict[Node, None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             roots[node] = node
-        # Batch norm writes its running statistics in eager mode without telling autograd.
-        is_untold = node.meta.get("is_untold", False)
-        found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots and not is_untold)
+        found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots)
         storage = layout.of.get(node)
         if storage is not None and storage.home is Home.INPUT and node not in roots:
             bases = maker_of(node).all_input_nodes
             roots[node] = next(roots[item] for item in bases if layout.of.get(item) is storage)
-    return list(found)
+    return [node for node in found if not node.meta.get("is_untold", False)]
 
 
 def keeps_for_backward(node: Node) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
+from treeplay.torch_seam.autograd import shares_version
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.layers import is_parametrized_cache
 from treeplay.torch_seam.operators import HigherOrderOperator
@@ -62,7 +63,7 @@ class TraceTape:
         self.log: list[LoggedCall] = []
         self.host_reads: list[tuple[Any, Any]] = []  # operators that read constants on the host, and what they gave
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
-        self.told: set[int] = set()  # those of them of which autograd is told
+        self.told: dict[int, torch.Tensor] = {}  # what was written and has told autograd, in memory that an input has
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
         # What a checkpoint does once more in the backward: the first write to what outlives the call, and the first draw.
         self.written_again: tuple[str, Location | None] | None = None
@@ -104,7 +105,7 @@ class TraceTape:
     def aside(self) -> Iterator[None]:
         """What is written in the block is not the program's, but for refusals and the inputs that were not known."""
         log, nodes = len(self.log), {*self.graph.nodes}
-        written = {*self.mutated}, {*self.told}, {**self.generators}
+        written = {*self.mutated}, {**self.told}, {**self.generators}
         flags = self.uses_backward, self.fills_gradients
         try:
             yield
@@ -129,6 +130,12 @@ class TraceTape:
         self.inputs.append(InputSeen(tensor, value, is_constant))
         self.births.setdefault(storage_of(value.fake), node)
         return value
+
+    def tells_of(self, seen: InputSeen) -> bool:
+        """Whether autograd was told of a write to an input: by the counter of versions that it has, as `x.data` has another."""
+        storage, tensor = storage_of(seen.value.fake), seen.tensor
+        told = [handle for handle in self.told.values() if storage_of(self.values[id(handle)].fake) == storage]
+        return any(handle is tensor or shares_version(handle, tensor) for handle in told)
 
     def placeholder(self, name: str) -> torch.fx.Node:
         """An input of the graph, behind those that it has."""
@@ -220,6 +227,7 @@ class TraceTape:
         """Drop every fake and handle; afterwards only what the user kept is still alive."""
         self.values.clear()
         self.inputs.clear()
+        self.told.clear()
         self._bases.clear()
         self._kept.clear()
         self._storages.clear()

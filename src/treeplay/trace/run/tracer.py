@@ -147,8 +147,6 @@ class Tracer(TorchDispatchMode):
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
         out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)
         node = self.tape.call(func, node_args, node_kwargs, where=where)
-        if is_untold:
-            node.meta["is_untold"] = True
         if func in KEEPS_FOR_BACKWARD:
             node.meta["is_keeping"] = torch.is_grad_enabled()
         self._note_writes(func, args, kwargs, where, is_untold=is_untold)
@@ -244,10 +242,11 @@ class Tracer(TorchDispatchMode):
         for tensor in written_arguments(func, args, kwargs):
             value = self.tape.values[id(tensor)]
             self.tape.mutated.add(storage_of(value.fake))
-            if self.tape.births[storage_of(value.fake)].op == "placeholder" and is_computed_again():
-                self.tape.written_again = self.tape.written_again or (spoken_name(func), where)
-            if not is_untold:
-                self.tape.told.add(storage_of(value.fake))
+            if self.tape.births[storage_of(value.fake)].op == "placeholder":
+                if is_computed_again():
+                    self.tape.written_again = self.tape.written_again or (spoken_name(func), where)
+                if not is_untold:
+                    self.tape.told[id(tensor)] = tensor
             if self.on_write is not None:
                 self.on_write(value)
 

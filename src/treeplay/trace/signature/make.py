@@ -106,7 +106,7 @@ def _input(seen: InputSeen, index: int, names: list[str], run: TracedRun) -> Inp
     tensor = seen.tensor
     spec = spec_of(tensor)
     mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
-    is_told = not mutated or storage_of(seen.value.fake) in run.tracer.tape.told
+    is_told = not mutated or run.tracer.tape.tells_of(seen)
     if seen.is_constant:
         return Input(f"constant {index}", Constant(tensor), spec, mutated)
     name, source = name_and_source(run.found.tensor_at(tensor), names)

@@ -83,4 +83,6 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
         state_numbers=call.state,
         host_reads=tuple(tape.host_reads),
     )
+    for seen, item in zip(tape.inputs, signature.inputs, strict=True):
+        seen.value.node.meta["is_untold"] = not item.is_told
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))

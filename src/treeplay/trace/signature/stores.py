@@ -9,6 +9,7 @@ from typing import Any
 from treeplay.errors import Refusal
 from treeplay.guards.entries import entry_of
 from treeplay.guards.walk.reach import Findings
+from treeplay.torch_seam.flags import is_setting
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import table_of
@@ -33,12 +34,13 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
     for value, name, before in changed:
         _put_back(value, name, before)
+    # A setting of torch's that is what it was before the run is put back by a patch in each call, or is guarded.
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
     in_modules = [
         (noted.object, name)
         for noted in modules
-        for name in (*noted.assigned, *(name for name, begun in noted.patched.items() if begun))
-        if not known(noted.object, name)
+        for name in noted.assigned
+        if not known(noted.object, name) and not is_setting(noted.object, name)
     ]
     for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
         raise Refusal.of(
@@ -54,6 +56,8 @@ def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
     cells = {(id(place.holder), place.key) for place, _ in run.found.cells}
 
     def is_known(value: Any, name: str) -> bool:
+        if is_setting(value, name):
+            return False
         table = table_of(value)
         return table is None or id(table) in run.found.containers or (id(table), name) in cells
 
@@ -61,6 +65,9 @@ def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
 
 
 def _put_back(value: Any, name: str, before: Any) -> None:
+    if is_setting(value, name):
+        setattr(value, name, before) if before is not ABSENT else delattr(value, name)
+        return
     table = vars(value)
     if before is ABSENT:
         table.pop(name, None)

@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
-from treeplay.torch_seam.autograd import shares_version
+from treeplay.torch_seam.autograd import shares_version, was_taken_with_gradients
 from treeplay.torch_seam.tensors import base_of
 from treeplay.values.memory import Extent, OutputMemory, view_of
 from treeplay.values.output import Fresh, SameAsInput, View
 from treeplay.values.signature import Ref
+
+_NOT_OF_THE_PROGRAM = -1
+"""The number of a detached tensor that only its views are made of: those of the program's count from 0."""
 
 
 class ViewReferences:
@@ -52,8 +55,7 @@ class ViewReferences:
             ref = self._detached(tensor, ref, extent, inputs)
         ref = replace(ref, requires_grad=is_leaf)
         if isinstance(ref, View):
-            is_tracked = tensor.grad_fn is not None and not torch.is_grad_enabled()
-            ref = replace(ref, is_tracked=is_tracked and isinstance(ref.of, SameAsInput))
+            ref = replace(ref, with_gradients=self._grad_mode(tensor, ref, inputs))
             # Two views that lie alike are two tensors: a number tells them apart.
             self._views[ref] += 1
             ref = replace(ref, number=self._views[ref] - 1)
@@ -76,13 +78,21 @@ class ViewReferences:
                 of, at = self.ref(base), found
         if not isinstance(of, (Fresh, SameAsInput, View)):
             return None
-        # Taken of the base once more, the view would require a gradient as that does, also where gradients are off, and get a
-        # history where they are on; this one may not.
-        is_apart = not tensor.requires_grad or (torch.is_grad_enabled() and tensor.grad_fn is None)
+        # Taken of the base once more, the view would require a gradient as that does, and get a history where it was taken with
+        # gradients on; this one may not.
+        has_none = torch.is_grad_enabled() and tensor.grad_fn is None and was_taken_with_gradients(tensor)
+        is_apart = not tensor.requires_grad or has_none
         needs_grad = base.requires_grad if isinstance(of, SameAsInput) else of.requires_grad
         if needs_grad and is_apart:
-            of = View(of, None, is_detached=True, number=-1)  # it is none of the program's detached tensors
+            of = View(of, None, is_detached=True, number=_NOT_OF_THE_PROGRAM)
         return view_of(of, at, extent)
+
+    def _grad_mode(self, tensor: torch.Tensor, view: View, inputs: Sequence[torch.Tensor]) -> bool | None:
+        """Whether gradients were on where a view was taken, if not as they are around the call."""
+        was_on = was_taken_with_gradients(tensor)
+        # What is taken of a view to which nothing with a history may be written is like it.
+        is_as_base = isinstance(view.of, SameAsInput) and was_taken_with_gradients(inputs[view.of.index]) is False
+        return None if was_on == torch.is_grad_enabled() or is_as_base else was_on
 
     def _detached(self, tensor: torch.Tensor, ref: View, extent: Extent, inputs: Sequence[torch.Tensor]) -> View:
         """The reference to a tensor that lies in memory of others and is a view of none of them for autograd: a detached one,

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 
 from treeplay.codegen import list_of
-from treeplay.codegen.idioms import WITH_GRAD, note_writes, switched, view_of
+from treeplay.codegen.idioms import GRAD_MODES, note_writes, switched, view_of
 from treeplay.torch_seam import fakes, flags
 from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, View
 from treeplay.wrap.aot.calls import node as helpers
@@ -54,8 +54,8 @@ def _result(text: PlanText, k: int, result: Result) -> str:
             return text.value(index)
         case SameAsInput(index):
             return text.named(index)
-        case View(is_tracked=True):
-            switched(text, [WITH_GRAD], [f"result{k} = {_view(text, k, result)}"], is_short=True)
+        case View(with_gradients=bool(mode)):
+            switched(text, [GRAD_MODES[mode]], [f"result{k} = {_view(text, k, result)}"], is_short=True)
             return f"result{k}"
         case View():
             return _view(text, k, result)

@@ -197,7 +197,7 @@ def _results(
                 _view(Fresh(place), base, fakes[value], layout, steps=steps, info=info, base_needs_grad=needs)
             )
     return tuple(
-        replace(result, is_tracked=True) if isinstance(result, View) and k in seen.tracked else result
+        replace(result, with_gradients=seen.grad_modes.get(k)) if isinstance(result, View) else result
         for k, result in enumerate(results)
     )
 

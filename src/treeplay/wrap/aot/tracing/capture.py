@@ -14,7 +14,7 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import failed_call, is_users, location_in, user_location
 from treeplay.torch_seam import aot, fakes, flags
 from treeplay.torch_seam.aot import Traced
-from treeplay.torch_seam.autograd import history
+from treeplay.torch_seam.autograd import history, was_taken_with_gradients
 from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.torch_seam.modes import flags_of_modes_kept
 from treeplay.torch_seam.symbols import divided_as_known, floats_divided
@@ -90,6 +90,7 @@ class _WatchedFunction(torch.nn.Module):
         self.seen.touched.clear()
         self.seen.versioned.clear()
         self.seen.reshaped_then_written = None
+        is_as_called = torch.is_grad_enabled() == self.mode  # it runs again with gradients off, where none are needed
         histories = [_history(value) for value in inputs]
         watching = LineWatch(self.seen, inputs, self.leaves, self.names, is_exact=self.is_exact)
         with watching as watch, _autocast_kept(), self._grad_mode_noted():
@@ -97,8 +98,9 @@ class _WatchedFunction(torch.nn.Module):
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
-        if not self.mode:
-            self.seen.tracked |= {k for k, result in enumerate(results) if _history(result) is not None}
+        if is_as_called:
+            modes = {k: was_taken_with_gradients(r) for k, r in enumerate(results) if isinstance(r, torch.Tensor)}
+            self.seen.grad_modes = {k: mode for k, mode in modes.items() if mode is not None and mode != self.mode}
         self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if fakes.is_reshaped(value)}
         self.seen.results = [
             _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results

@@ -31,8 +31,8 @@ class TraceFindings:
     change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a
     while, with what they are in the end; `results`: all results, where there are such arguments; `rebased`: arguments to
     which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does;
-    `own`: which results are an argument itself, by result; `tracked`: which results have a history though gradients are off
-    around the function.
+    `own`: which results are an argument itself, by result; `grad_modes`: whether gradients were on where a result was
+    taken that is a view, by result, where that is not as around the function.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class TraceFindings:
     results: list[TakenView | None] = field(default_factory=list)
     rebased: set[int] = field(default_factory=set)
     own: dict[int, int] = field(default_factory=dict)
-    tracked: set[int] = field(default_factory=set)
+    grad_modes: dict[int, bool] = field(default_factory=dict)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""

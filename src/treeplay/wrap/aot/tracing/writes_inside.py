@@ -77,7 +77,7 @@ def write_inside(
         with forward.graph.inserting_before(output):
             copy = forward.graph.call_function(torch.ops.aten.copy_.default, (target, value))
         copy.meta.update(value.meta, val=target.meta["val"])
-        copy.meta["is_untold"] = not write.is_versioned
+        target.meta["is_untold"] = not write.is_versioned
         values[write.value] = None
     output.args = (tuple(values),)
     forward.graph.lint()

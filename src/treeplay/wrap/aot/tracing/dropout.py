@@ -27,6 +27,7 @@ from treeplay.torch_seam.modes import as_eager
 from treeplay.torch_seam.operators import written_out
 from treeplay.torch_seam.patched import all_wanted
 from treeplay.torch_seam.schemas import leaves_of
+from treeplay.torch_seam.symbols import has_symbols
 
 _PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
 _DEFAULTS: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
@@ -82,8 +83,7 @@ def dropout_as_eager() -> contextlib.AbstractContextManager[None]:
 
 
 def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
-    tensors = (leaf for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor))
-    if "input" in given and given["input"].device.type == "cpu" and all(map(_has_plain_sizes, tensors)):
+    if "input" in given and given["input"].device.type == "cpu" and not has_symbols(leaves_of(given)):
         with as_eager():
             return func(**given)
     if not given["dropout"] or not given["train"] or given["num_layers"] < 2:
@@ -110,11 +110,6 @@ def _of_eagers_shape(result: Sequence[torch.Tensor], before: Any) -> tuple[torch
     x, *after = result
     likes = before if isinstance(before, (list, tuple)) else [before]
     return (x, *(state.reshape(like.shape) for state, like in zip(after, likes, strict=True)))
-
-
-def _has_plain_sizes(tensor: torch.Tensor) -> bool:
-    """Whether its sizes are numbers: of symbols, eager's kernels take none."""
-    return all(type(size) is int for size in (*tensor.shape, *tensor.stride()))
 
 
 def _rows(state: Any, which: slice) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.torch_seam.fx import lazy_module
 from treeplay.torch_seam.partition import is_kept_in_backward
 from treeplay.wrap.aot.plan.facts import BackwardGroup
 
@@ -43,7 +44,7 @@ def without_gradients(
         if not node.users and node not in acting and node.op != "output" and (missing or node.op != "placeholder"):
             graph.erase_node(node)
     left = set(graph.find_nodes(op="placeholder"))
-    return torch.fx.GraphModule(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
+    return lazy_module(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
 
 
 def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:

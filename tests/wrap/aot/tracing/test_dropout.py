@@ -153,6 +153,15 @@ def test_an_operator_that_drops_nothing_behind_torch_compile_gives_its_argument(
     assert ours(x) is x
 
 
+def test_an_operator_that_is_not_told_whether_it_drops_is_refused_and_leaves_no_mark() -> None:
+    program = jit(lambda x: torch.ops.aten.native_dropout(x, 0.3, None)[0] - x, lower="aten", on_refusal="eager")
+    for _ in range(3):
+        x = torch.ones(3, requires_grad=True)
+        program(x).sum().backward()
+        assert x.is_leaf and x.grad is not None
+    assert "is not told whether it is on" in str(program.explain())
+
+
 @pytest.mark.parametrize("p", [0.3, 0.93, 1.0])
 def test_attention_drops_what_eager_drops(p: float) -> None:
     pair = Pair(lambda net: lambda x: net(x, x - 1, x * 2)[0], nn.MultiheadAttention(8, 2, p, dtype=torch.bfloat16))

@@ -52,7 +52,7 @@ def draws_kept() -> contextlib.AbstractContextManager[Any]:
 
 
 def lazy_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A module of a graph that is read and taken apart: its code is generated if it is called, which not each graph's can be."""
+    """A module of a graph that is read and taken apart: its code is generated if it is called, which some graphs' cannot be."""
     return _LazyGraphModule(root, graph)
 
 

@@ -829,6 +829,53 @@ def test_a_custom_function_may_save_its_result(is_whole: bool) -> None:
     assert jitted.statistics().replays == 3
 
 
+def test_a_custom_backward_draws_what_it_does_not_use_too() -> None:
+    class Draws(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            torch.rand(3)
+            return gradient - torch.rand(6)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return Draws.apply(x), x * torch.rand(6)  # type: ignore[no-untyped-call]
+
+    jitted = treeplay.jit(program, lower="aten")
+    for k in range(4):
+        for which in (0, 1):
+            found = []
+            for call in (jitted, program):
+                torch.manual_seed(k)
+                x = torch.arange(6.0, requires_grad=True)
+                call(x)[which].sum().backward()
+                found.append((x.grad, torch.rand(2)))
+            assert_same(*found)
+    assert jitted.statistics().replays == 7
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.compile)])
+def test_random_integers_between_two_bounds(lower: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.empty(3).random_(2, 9) - torch.empty(3).random_(5)
+
+    jitted = treeplay.jit(program, lower=lower)
+    for k in range(3):
+        mine, theirs = (torch.arange(3.0).requires_grad_() for _ in range(2))
+        torch.manual_seed(k)
+        found = jitted(mine)
+        found.sum().backward()
+        torch.manual_seed(k)
+        expected = program(theirs)
+        expected.sum().backward()
+        if lower == "aten":
+            assert_same((found, mine.grad), (expected, theirs.grad))
+        assert mine.grad.min() >= 2 and mine.grad.max() < 9  # type: ignore[union-attr]
+    assert jitted.statistics().replays == 2
+
+
 @pytest.mark.parametrize("preserves", [True, False])
 def test_a_checkpoint_that_draws_is_eagers_whoever_runs_the_backward(preserves: bool) -> None:
     """With `preserve_rng_state=False` the backward draws once more, which no recording did."""

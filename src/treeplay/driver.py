@@ -41,6 +41,7 @@ from treeplay.sandbox.collection import no_collection
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.modes import without_function_modes
+from treeplay.torch_seam.symbols import has_symbols
 from treeplay.trace.call import Call
 from treeplay.trace.observe import Log
 from treeplay.trace.opaque.program import Prepared, Rehearsed, prepare
@@ -233,14 +234,16 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.shapes.any_size import for_any_size
     from treeplay.backend.shapes.patterns import with_patterns
-    from treeplay.backend.shapes.sizes import changing_sizes, has_symbols, with_known_sizes, with_marks
+    from treeplay.backend.shapes.sizes import changing_sizes, with_known_sizes, with_marks
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import unwrapped, wrapped
 
     gives_inference = leave_inference_mode(program, is_grad_enabled=torch.is_grad_enabled())
     if isinstance(program, torch.fx.GraphModule):
         program = run_before_autograd(program, inputs, options.before_autograd)
-    acting = acting_in(program.graph) if isinstance(program, torch.fx.GraphModule) else frozenset()
+    # The bodies of custom autograd functions, branches and loops are graphs of their own.
+    parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
+    acting = frozenset().union(*(acting_in(part.graph) for part in parts if isinstance(part, torch.fx.GraphModule)))
     is_dynamic = has_symbols(inputs)
     # It is compiled for each of their values.
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]

@@ -373,3 +373,64 @@ def test_an_interpolation_of_sizes_that_change_is_followed():
     for size in (4, 5, 7):
         x = torch.randn(1, 2, size, size + 2)
         torch.testing.assert_close(program(x), run(x))
+
+
+class DrawsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        torch.rand(2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        torch.rand(3)
+        first, second = torch.rand(8), torch.rand(8)
+        torch.nn.functional.dropout(gradient, 0.5)
+        return gradient * second - first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"inner": "aten"}, pytest.param({"inner": "inductor", "eager_random": True}, marks=pytest.mark.compile)],
+    ids=["aten", "inductor"],
+)
+def test_D14_a_custom_backward_draws_when_it_runs(options):
+    def run(program):
+        torch.manual_seed(0)
+        x = torch.ones(8, requires_grad=True)
+        result, between = program(x) - torch.rand(8), torch.rand(2)
+        torch.manual_seed(1)
+        result.sum().backward()
+        return result.detach(), between, x.grad, torch.rand(2)
+
+    program = torch.compile(DrawsInBackward.apply, backend=backend, options=options)
+    for _ in range(2):
+        torch.testing.assert_close(run(program), run(DrawsInBackward.apply), rtol=0, atol=0)
+
+
+@pytest.fixture
+def logged():
+    seen = []
+    with torch.library._scoped_library("treeplay_test", "FRAGMENT") as library:
+        library.define("logs(Tensor x) -> ()")
+        library.impl("logs", lambda x: seen.append(x.sum().item()), "CompositeExplicitAutograd")
+        library.impl("logs", lambda x: None, "Meta")
+        yield seen
+
+
+def test_what_a_custom_function_logs_by_an_operator_is_logged(logged):
+    class Logs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            torch.ops.treeplay_test.logs(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            torch.ops.treeplay_test.logs(gradient)
+            return gradient * 2
+
+    program = torch.compile(Logs.apply, backend=backend, options={"inner": "aten"})
+    for k in range(3):
+        program(torch.full((3,), float(k), requires_grad=True)).sum().backward()
+    assert logged == [0, 3, 3, 3, 6, 3]

@@ -104,6 +104,28 @@ def test_a_graph_that_leaves_the_mode_around_the_call_runs_uncompiled_under_it(d
         assert_same(*gradients)
 
 
+def test_a_graph_that_enters_the_mode_and_leaves_it_again_inside() -> None:
+    layer = torch.nn.Linear(2, 2)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode(True):
+            y = x * 2
+            with torch.inference_mode(False):
+                return layer(y.clone()) - 1  # type: ignore[no-any-return]
+
+    ours = compiled(run)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        gradients = []
+        for call in (ours, run):
+            with mode():
+                found = call(torch.ones(3, 2))
+            layer.zero_grad()
+            if found.requires_grad:
+                found.square().sum().backward()
+            gradients.append((found.detach(), found.is_inference(), layer.weight.grad))
+        assert_same(*gradients)
+
+
 def test_the_line_that_leaves_the_mode_around_the_call_is_told_once() -> None:
     def run(x: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode(False):

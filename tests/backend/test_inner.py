@@ -14,6 +14,7 @@ from treeplay.backend import inner as inner_module
 from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import LoweringError
+from treeplay.torch_seam.fx import lazy_module
 
 
 def test_D7_a_graph_without_work_gives_the_very_same_tensor_and_is_not_compiled():
@@ -129,3 +130,14 @@ def test_a_write_to_a_result_that_the_backward_needs_is_noticed():
         y.detach().mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             z.sum().backward()
+
+
+def test_an_operator_whose_overload_is_named_by_a_keyword_of_python_is_called():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(getattr(torch.ops.aten.random, "from"), (x, 2, 9)),))
+    run = compile_inner(lazy_module(torch.nn.Module(), graph), [torch.ones(3)], Options(inner="aten"))
+    torch.manual_seed(0)
+    (found,) = run([torch.ones(3)])
+    torch.manual_seed(0)
+    assert torch.equal(found, torch.empty(3).random_(2, 9))

@@ -18,11 +18,11 @@ import torch
 from treeplay.backend.passes import copy_of
 from treeplay.backend.shapes import trees
 from treeplay.backend.shapes.flat import Program
-from treeplay.backend.shapes.sizes import has_symbols
 from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import UsageError
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.modes import is_wrapper
+from treeplay.torch_seam.symbols import has_symbols
 from treeplay.values.same import is_same
 from treeplay.values.spec import layout_text
 from treeplay.wrap.ambience import Ambience

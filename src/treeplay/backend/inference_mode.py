@@ -75,16 +75,11 @@ def following_inference_mode(compiled: Callable[..., Any], program: Program, opt
 
 
 def _after_leaving(graph: torch.fx.Graph) -> Sequence[torch.fx.Node]:
-    """The nodes from that on which leaves an inference mode that the graph has not entered itself; none if it does not."""
-    nodes, depth = list(graph.nodes), 0
-    for at, node in enumerate(nodes):
-        if node.target is ENTER_INFERENCE:
-            if depth == 0 and not node.args[0]:
-                return nodes[at:]
-            depth += 1
-        elif node.target is EXIT_INFERENCE:
-            depth -= 1
-    return ()
+    """The nodes from that on which leaves inference mode, whether the graph has entered it itself or not: also under the mode,
+    what is made behind it is none of the mode's. None if the graph never leaves it."""
+    nodes = list(graph.nodes)
+    leaving = (at for at, node in enumerate(nodes) if node.target is ENTER_INFERENCE and not node.args[0])
+    return nodes[next(leaving, len(nodes)) :]
 
 
 def _set_grad(graph: torch.fx.Graph, before: torch.fx.Node, is_grad: bool) -> None:

@@ -20,7 +20,7 @@ from treeplay.graph_check import check_module
 from treeplay.observe import counters, warn_once
 from treeplay.sandbox.boundary import users_own
 from treeplay.torch_seam import context as torch_context
-from treeplay.torch_seam import flags
+from treeplay.torch_seam import flags, fx
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.values.boxed import Boxed
@@ -125,6 +125,7 @@ def boxed(module: torch.fx.GraphModule) -> Boxed:
     """Run a graph as it is; the arguments come in one list, which is emptied, so that each can die at its last use."""
     graph = copy.deepcopy(module.graph)
     graph.set_codegen(BoxedCode())
+    fx.name_by_functions(graph)
     twin = torch.fx.GraphModule(module, graph)
     run: Boxed = twin.forward
 
@@ -192,7 +193,7 @@ def _inductor(
     mode = mode_of(inputs)
     fakes = fakes_of(mode, inputs)
     # Inductor rewrites what it is given, and others still ask the graph.
-    spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    spare = fx.lazy_module(module, copy.deepcopy(module.graph))
     for node in spare.graph.find_nodes(op="call_function", target=torch.ops.aten._neg_view.default):
         node.target = torch.ops.aten.neg.default  # kernels do not look at the bit that makes it a view
     _note_numbers(spare)

@@ -16,6 +16,7 @@ import torch.fx
 from treeplay.backend.metadata import refresh
 from treeplay.errors import UsageError
 from treeplay.graph_check import check_graph
+from treeplay.torch_seam.fx import lazy_module
 
 Module = torch.fx.GraphModule
 Rewrite = Callable[..., Any]
@@ -128,7 +129,7 @@ def _name(one: Rewrite) -> str:
 
 def copy_of(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A graph of the same parameters that can be rewritten without a mark on `module` or its child graphs."""
-    twin = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    twin = lazy_module(module, copy.deepcopy(module.graph))
     twin.meta.update(module.meta)
     for name, child in list(children(twin)):
         twin.set_submodule(name, copy_of(child))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import keyword
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
 import torch.fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 
@@ -47,6 +49,26 @@ def draws_kept() -> contextlib.AbstractContextManager[Any]:
 
     kept: contextlib.AbstractContextManager[Any] = config.patch(fallback_random=True)
     return kept
+
+
+def lazy_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A module of a graph that is read and taken apart: its code is generated if it is called, which some graphs' cannot be."""
+    return _LazyGraphModule(root, graph)
+
+
+def name_by_functions(graph: torch.fx.Graph) -> None:
+    """Call operators by functions of another name where torch's own is no Python, as `aten.random.from`."""
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and keyword.iskeyword(node.target._overloadname):
+            node.target = _function_of(node.target)
+
+
+def _function_of(op: OpOverload) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = op.name().replace("::", "_").replace(".", "_")
+    return call
 
 
 # Compiled as views, though their schemas do not say so.

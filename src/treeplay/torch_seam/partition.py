@@ -13,7 +13,10 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 
 
 def min_cut(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:
-    """Split a joint graph so that little has to be saved: what is cheap to compute is computed again in the backward."""
+    """Split a joint graph so that little has to be saved: what is cheap to compute is computed again in the backward. That puts
+    the backward into another order, and drops what nobody uses: one that acts is split the other way."""
+    if any(map(is_kept_in_backward, joint.graph.nodes)):
+        return keep_all(joint, inputs, **known)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **known)
     return forward, backward
 
@@ -34,18 +37,25 @@ def keep_all(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -
 
 
 _TAG = "partitioner_tag"
+_KEPT_IN_FORWARD, _KEPT_IN_BACKWARD = "must_be_in_forward", "must_be_in_backward"
 
 
 def is_of_backward(node: torch.fx.Node) -> bool:
-    """Whether a node of a joint graph was traced in the backward."""
-    return node.meta.get(_TAG) == "is_backward"
+    """Whether a node of a joint graph, as traced, is of the backward. All nodes of the forward are tagged when that ends; of
+    the backward, those are not that Dynamo found in a custom function."""
+    return node.meta.get(_TAG) not in ("is_forward", _KEPT_IN_FORWARD)
 
 
 def keep_in_forward(node: torch.fx.Node) -> None:
     """Have a split leave a node in the forward, also if nothing there uses it."""
-    node.meta[_TAG] = "must_be_in_forward"
+    node.meta[_TAG] = _KEPT_IN_FORWARD
 
 
 def keep_in_backward(node: torch.fx.Node) -> None:
     """Have a split leave a node in the backward, also if it could be computed before."""
-    node.meta[_TAG] = "must_be_in_backward"
+    node.meta[_TAG] = _KEPT_IN_BACKWARD
+
+
+def is_kept_in_backward(node: torch.fx.Node) -> bool:
+    """Whether a split was told to leave a node in the backward."""
+    return bool(node.meta.get(_TAG) == _KEPT_IN_BACKWARD)

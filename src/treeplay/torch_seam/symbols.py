@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from sys import _getframe  # by name: modules are watched while this is called
 from types import CodeType
@@ -17,6 +17,19 @@ from treeplay.torch_seam.patched import ABSENT, Shared, all_wanted, stand_in
 
 NAMES = {"math": math, "torch": torch}
 """What expressions of symbolic numbers, as Python, may name beside builtin functions."""
+
+
+def has_symbols(values: Iterable[Any]) -> bool:
+    """Whether any value is a symbolic number, or a tensor with one in its sizes, strides or offset."""
+    return any(map(_is_symbolic, values))
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(
+            isinstance(number, torch.SymInt) for number in (*value.size(), *value.stride(), value.storage_offset())
+        )
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def example_of(number: Any) -> Any:

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from support.compiled import Inner
 from treeplay.backend.account import graph_reports
 from treeplay.backend.options import Options
-from treeplay.backend.shapes.sizes import has_symbols
 from treeplay.driver import compile_captured
 from treeplay.lower.inductor import artifact
 from treeplay.observe import counters
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
+from treeplay.torch_seam.symbols import has_symbols
 
 pytestmark = pytest.mark.compile
 SIZES = 3, 5, 8, 4, 17, 64, 2, 33

@@ -274,3 +274,20 @@ def test_plain_views_of_fakes_lie_as_those_of_tensors(called: tuple[Any, ...]) -
 
 def test_every_plain_view_is_tried() -> None:
     assert {called[0] for called in _VIEWS} == PLAIN_VIEWS
+
+
+def test_what_an_operator_makes_anew_is_new_though_its_rule_gives_the_argument_back() -> None:
+    """The rule of this one takes None for False, the operator itself for True."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        noisy, _ = aten.native_dropout(x, 0.3, None)
+        return noisy.mul_(2) - x
+
+    jitted = jit(program, lower="aten")
+    for seed in range(3):
+        x, twin = torch.arange(6.0), torch.arange(6.0)
+        torch.manual_seed(seed)
+        found = jitted(x)
+        torch.manual_seed(seed)
+        assert_same((found, x), (program(twin), twin))
+    assert jitted.statistics().replays == 2

@@ -35,8 +35,8 @@ def splitter(options: Options) -> Splitter:
     def partition(
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        _act_where_called(joint.graph)  # first: what a pass adds tells nothing of where it belongs
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
-        _draw_where_drawn(joint.graph)  # first: what is unused has users of ours then
         _take_out_unused(joint.graph)
         if options.inner == "inductor":
             tensors_for_numbers(joint)
@@ -67,16 +67,17 @@ def _take_out_unused(graph: torch.fx.Graph) -> None:
             taken.meta.update(node.meta, val=node.meta["val"][0])
 
 
-def _draw_where_drawn(graph: torch.fx.Graph) -> None:
-    """Keep random numbers in the backward that a custom function's backward draws. They depend on no gradient, so a split
-    would have the forward draw them: other numbers, at another time. And keep those in the forward that nobody uses, which a
-    split would have both draw."""
+def _act_where_called(graph: torch.fx.Graph) -> None:
+    """Mark what is there for what it does, be it used or not, for the direction in which the program calls it: a split goes by
+    what a node depends on. It would have the forward draw what a custom function's backward draws, which depends on no
+    gradient: other numbers, at another time. And what nobody uses it would have both directions do."""
     for node in graph.nodes:
-        if node.op == "call_function" and is_random(node.target):
-            if torch_partition.is_of_backward(node):
-                torch_partition.keep_in_backward(node)
-            elif not node.users:
-                torch_partition.keep_in_forward(node)
+        if node.op != "call_function" or (node.users and not is_random(node.target)):
+            continue
+        if torch_partition.is_of_backward(node):
+            torch_partition.keep_in_backward(node)
+        elif not node.users:
+            torch_partition.keep_in_forward(node)
 
 
 def _check(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, after: str) -> None:

@@ -15,14 +15,14 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam import partition
-from treeplay.torch_seam.fx import base_of
+from treeplay.torch_seam.fx import base_of, lazy_module
 
 Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 
 
 def least_memory(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **known: Any) -> Split:
     """The split of least memory that keeps no argument and no result which eager does not."""
-    twin = torch.fx.GraphModule(joint, copy.deepcopy(joint.graph))
+    twin = lazy_module(joint, copy.deepcopy(joint.graph))
     as_eager = partition.keep_all(twin, inputs, num_fwd_outputs=num_fwd_outputs, **known)
     least = partition.min_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **known)
     allowed = callers_tensors(as_eager[0], num_fwd_outputs)

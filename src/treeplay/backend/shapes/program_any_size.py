@@ -78,7 +78,7 @@ def trace_for_any_size(
     with ExitStack() as stack:
         stack.enter_context(compile_lock())
         stack.enter_context(undisturbed())
-        stack.enter_context(kept(acting, draws=settings.eager_random))
+        stack.enter_context(kept(acting, draws=job.options.draws_as_eager))
         stack.enter_context(_without_inference_mode())
         stack.enter_context(shown_as_numbers())
         stack.enter_context(rerun.ready(is_exact=takes_large_layers(log)))

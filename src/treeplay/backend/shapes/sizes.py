@@ -22,6 +22,7 @@ from treeplay.observe import counters
 from treeplay.observe.once import warn_here
 from treeplay.settings import FREE_KINDS, CompileTime, settings
 from treeplay.torch_seam import dynamo, fakes, modes, tensors
+from treeplay.torch_seam.symbols import has_symbols
 
 Function = Callable[..., Any]
 CompileFor = Callable[[Sequence[Any]], Function]
@@ -47,7 +48,7 @@ def with_known_sizes(
     first. Above `most` sets, or where the budget for compiling is spent, one warning suggests to pad."""
     if not has_symbols(inputs):
         return compile_next(inputs, {})
-    symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
+    symbolic = tuple(at for at, value in enumerate(inputs) if has_symbols([value]))
     known: OrderedDict[tuple[Any, ...], Function] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
     lock, budget = shared_lock(), _SizeBudget()
@@ -183,18 +184,6 @@ def _tell_of_budget(budget: _SizeBudget, key: tuple[Any, ...]) -> None:
 
 def _shown(key: tuple[Any, ...]) -> str:
     return ", ".join(str(list(part[0])) if isinstance(part[0], torch.Size) else str(part[1]) for part in key)
-
-
-def has_symbols(inputs: Sequence[Any]) -> bool:
-    """Whether any input is a symbolic number, or a tensor with one in its sizes, strides or offset."""
-    return any(map(_is_symbolic, inputs))
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        numbers = (*value.size(), *value.stride(), value.storage_offset())
-        return any(isinstance(number, torch.SymInt) for number in numbers)
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _sizes(value: Any) -> Any:

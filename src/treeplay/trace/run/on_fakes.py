@@ -28,7 +28,7 @@ from treeplay.torch_seam.fakes import (
     rule_of,
     view_fake,
 )
-from treeplay.torch_seam.schemas import depends_on_data, is_elementwise, is_foreach, is_random, with_leaves
+from treeplay.torch_seam.schemas import depends_on_data, is_elementwise, is_foreach, is_random, leaves_of, with_leaves
 from treeplay.trace.raised import of_rule
 from treeplay.trace.run.layouts import Answer, Question, answer, laid_out, numbers_not_asked, question
 from treeplay.trace.run.outgrown import outgrow, outgrown, outs_of
@@ -126,7 +126,7 @@ def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Loca
         args, kwargs = with_leaves(lambda leaf: None if isinstance(leaf, torch.Generator) else leaf, (args, {**kwargs}))
     try:
         with rule_of(tape.fake_mode, args, kwargs):
-            return func(*args, **kwargs)
+            return _new_where_told(func, func(*args, **kwargs), args, kwargs)
     except DataDependentOutputException:
         raise tape.refuse(
             spoken_name(func), "its result is a Python value that depends on data", KEEP_ON_DEVICE, where
@@ -145,3 +145,15 @@ def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Loca
             "register one with torch.library.register_fake",
             where,
         ) from None
+
+
+def _new_where_told(func: Any, out: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator's rule gives, but a tensor of its own where the schema says so and the rule gives back an argument:
+    autograd would give the program's own tensor a history."""
+    results = out if isinstance(out, (list, tuple)) else (out,)
+    given = {id(leaf) for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+    if given.isdisjoint(map(id, results)) or len(func._schema.returns) != len(results):
+        return out
+    told = zip(results, func._schema.returns, strict=True)
+    made = [torch.empty_like(one) if id(one) in given and item.alias_info is None else one for one, item in told]
+    return type(out)(made) if isinstance(out, (list, tuple)) else made[0]

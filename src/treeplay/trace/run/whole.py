@@ -7,12 +7,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from treeplay.torch_seam.modes import as_eager
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.schemas import leaves_of
-from treeplay.trace.numbers.scalars import SYMBOLS
+from treeplay.torch_seam.symbols import has_symbols
 
 _LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
@@ -20,10 +18,5 @@ _WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n i
 
 def kept_whole(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
     """For a call of the torch function of this name: its operators are traced as eager calls them, unless sizes are symbols."""
-    is_whole = name in _WRITTEN_OUT and all(map(_has_plain_sizes, leaves_of((args, kwargs))))
+    is_whole = name in _WRITTEN_OUT and not has_symbols(leaves_of((args, kwargs)))
     return as_eager() if is_whole else contextlib.nullcontext()
-
-
-def _has_plain_sizes(value: Any) -> bool:
-    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
-    return not any(isinstance(size, SYMBOLS) for size in sizes)

@@ -12,7 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.profiler import profile
 
-from support import jit
+from support import assert_same, jit
+from support.compiled import compiled
 from support.gradients import Pair, parameter, train
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.wrap.aot.tracing.dropout import done_as_eager, dropout_as_eager
@@ -101,6 +102,64 @@ def test_dropout_draws_in_the_order_of_the_strides(is_in_place: bool) -> None:
     for _ in range(3):
         pair.act(train, torch.randn(2, 3, 4, 5))
     assert pair.jitted.statistics().replays == 2
+
+
+NOISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3, True),
+    "alpha dropout in place": lambda x: F.alpha_dropout(x * 2, 0.7, True, True),
+    "alpha dropout of everything": lambda x: F.alpha_dropout(x, 1.0, True),
+    "feature alpha dropout": lambda x: F.feature_alpha_dropout(x, 0.3, True),
+    "in place": lambda x: torch.empty_like(x).bernoulli_(0.3) - x,
+    "in a view": lambda x: torch.zeros_like(x)[:, ::2].bernoulli_(p=0.8) - x[:, ::2],
+    "by a tensor": lambda x: torch.empty_like(x).bernoulli_(x.detach().sigmoid()) - x,
+    "over what had a history": lambda x: (x * 2).bernoulli_() - x,
+    "uniform": lambda x: torch.empty_like(x).uniform_() - x,
+    "normal": lambda x: torch.empty_like(x).normal_() - x,
+    "exponential": lambda x: torch.empty_like(x).exponential_() - x,
+    "Cauchy": lambda x: torch.empty_like(x).cauchy_() - x,
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.3) - x,
+    "log-normal": lambda x: torch.empty_like(x).log_normal_() - x,
+    "integers": lambda x: torch.empty_like(x).random_(2, 90) - x,
+    "integers like": lambda x: torch.randint_like(x, 9) - x,
+    "multinomial": lambda x: torch.multinomial(x[0].abs(), 2) - x[0, :, :2],
+}
+
+
+@pytest.mark.parametrize("way", ["jit", "torch.compile"])
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_is_drawn_in_the_order_of_the_strides(name: str, way: str) -> None:
+    program = NOISE[name]
+    torch.compiler.reset()
+    ours = jit(program, lower="aten") if way == "jit" else compiled(program)
+    for k in range(3):
+        given = torch.randn(5, 6, 3).permute(2, 0, 1)
+        found = []
+        for call in (ours, program):
+            torch.manual_seed(k)
+            x = given.detach().requires_grad_()
+            result = call(x)
+            result.square().sum().backward()
+            found.append((result, x.grad, torch.rand(2)))
+        assert_same(*found)
+
+
+@pytest.mark.parametrize("args", [(0.3, False), (0.0, True)])
+@pytest.mark.parametrize("op", ["dropout", "alpha_dropout"])
+def test_an_operator_that_drops_nothing_behind_torch_compile_gives_its_argument(
+    op: str, args: tuple[float, bool]
+) -> None:
+    ours = compiled(lambda x: getattr(torch.ops.aten, op)(x, *args))
+    x = torch.ones(3, requires_grad=True)
+    assert ours(x) is x
+
+
+def test_an_operator_that_is_not_told_whether_it_drops_is_refused_and_leaves_no_mark() -> None:
+    program = jit(lambda x: torch.ops.aten.native_dropout(x, 0.3, None)[0] - x, lower="aten", on_refusal="eager")
+    for _ in range(3):
+        x = torch.ones(3, requires_grad=True)
+        program(x).sum().backward()
+        assert x.is_leaf and x.grad is not None
+    assert "is not told whether it is on" in str(program.explain())
 
 
 @pytest.mark.parametrize("p", [0.3, 0.93, 1.0])

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.torch_seam.fx import lazy_module
+from treeplay.torch_seam.partition import is_kept_in_backward
 from treeplay.wrap.aot.plan.facts import BackwardGroup
 
 aten = torch.ops.aten
@@ -29,7 +31,9 @@ def without_gradients(
     inputs = graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents
     gone = {inputs[first + k] for k in missing}
-    zeros = _zeros(graph, set(inputs[first:]), gone)
+    reach = reached_from(graph, {node: frozenset((node,)) for node in inputs[first:]})
+    zeros = {node for node, sources in reach.items() if sources and sources <= gone}
+    acting = _acting(graph, reach, zeros)
     for node in list(graph.nodes):
         if node.op == "output":
             node.args = (tuple(None if value in zeros else value for value in node.args[0]),)
@@ -37,10 +41,10 @@ def without_gradients(
             _without_zeros(graph, node, zeros)
     for node in reversed(list(graph.nodes)):
         # With all gradients, the call passes all values: inputs that nothing uses stay.
-        if not node.users and node.op != "output" and (missing or node.op != "placeholder"):
+        if not node.users and node not in acting and node.op != "output" and (missing or node.op != "placeholder"):
             graph.erase_node(node)
     left = set(graph.find_nodes(op="placeholder"))
-    return torch.fx.GraphModule(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
+    return lazy_module(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
 
 
 def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:
@@ -80,10 +84,18 @@ def reached_from(
     return reach
 
 
-def _zeros(graph: torch.fx.Graph, tangents: set[torch.fx.Node], gone: set[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes that depend on gradients, and on none but those that are gone."""
-    reach = reached_from(graph, {node: frozenset((node,)) for node in tangents})
-    return {node for node, sources in reach.items() if sources and sources <= gone}
+def _acting(
+    graph: torch.fx.Graph, reach: Mapping[torch.fx.Node, frozenset[Any]], zeros: Collection[torch.fx.Node]
+) -> set[torch.fx.Node]:
+    """What runs for what it does, as a draw that nobody uses. What depends on no gradient is taken for a part of that autograd
+    node which the next operator is of that does: the operators of one stand together."""
+    acting, is_gone = set(), False
+    for node in reversed(graph.nodes):
+        if reach.get(node):
+            is_gone = node in zeros
+        if not is_gone and not node.users and is_kept_in_backward(node):
+            acting.add(node)
+    return acting
 
 
 def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.fx.Node]) -> None:

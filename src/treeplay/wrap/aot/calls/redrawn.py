@@ -18,6 +18,7 @@ import torch
 
 from treeplay.observe.rng import moving
 from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.partition import is_of_backward
 from treeplay.torch_seam.schemas import drops_none, is_random
 from treeplay.wrap.aot.plan.facts import Draw
 
@@ -37,7 +38,7 @@ def draws_of(module: torch.fx.GraphModule) -> tuple[Draw, ...]:
 
 def is_drawn_late(joint: torch.fx.GraphModule) -> bool:
     """Whether a backward draws for itself, as a custom autograd function's may."""
-    return any(node.meta.get("partitioner_tag") == "is_backward" for node in joint.graph.nodes if _drawing(node))
+    return any(is_of_backward(node) for node in joint.graph.nodes if _drawing(node))
 
 
 def has_own_generators(module: torch.fx.GraphModule) -> bool:

@@ -5,6 +5,8 @@
     other dropout on the CPU       a product with noise, which is rounded to the tensor's dtype, and by which the gradient is
                                    multiplied too. A trace by itself would use the operator of other devices, which scales by
                                    1 / (1 - p), and in place it would draw in another order where strides are not contiguous
+    noise of zeros and ones        `bernoulli_`, of which alpha dropout is made, draws in an order that depends on the strides.
+                                   A trace by itself would draw as where they are contiguous
     recurrent layers on the CPU    eager's operators. A trace by itself would not use the library's kernel for LSTMs where the
                                    input needs a gradient, but a dozen operators for each step of the sequence
     other recurrent layers         one layer at a time, with the dropout between them; a trace by itself would leave it out
@@ -18,18 +20,23 @@ On the CPU that draws the numbers that eager draws.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from treeplay.observe.lines import user_location
 from treeplay.torch_seam.modes import as_eager
 from treeplay.torch_seam.operators import written_out
 from treeplay.torch_seam.patched import all_wanted
 from treeplay.torch_seam.schemas import leaves_of
+from treeplay.torch_seam.symbols import has_symbols
+from treeplay.wrap.aot.tracing.findings import refusal
 
 _PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
 _DEFAULTS: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
+_NATIVE = (torch.native_dropout, torch.ops.aten.native_dropout, torch.ops.aten.native_dropout.default)
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 _REST = ("params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 _PADDED = ("input", "hx", *_REST, "batch_first")
@@ -40,6 +47,9 @@ def done_as_eager(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
     """What eager's call of `func` would return; None where a trace gets that right by itself."""
     if func in _PLAIN:
         return _dropout({**dict(zip(_PLAIN[func], args, strict=False)), **kwargs})
+    if func in _NATIVE and None in (*args[2:], kwargs.get("train", True)):
+        why = "is not told whether it is on: eager drops, and gives other gradients than where it is told"
+        raise refusal("native_dropout", why, user_location(), "pass True or False for `train`")
     if func in _LAYERS:
         is_packed = "batch_sizes" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
         names = _PACKED if is_packed else _PADDED
@@ -55,10 +65,16 @@ def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
     return tensor if not is_on or p == 0 or tensor.numel() == 0 else None
 
 
+_ALPHA = 1.7580993408473766
+"""What alpha dropout gives for what it drops, but for the sign: torch's own constant."""
+
+
 def _product(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     def make(original: Callable[..., Any], is_wanted: Callable[[], Any]) -> Callable[..., Any]:
         def dropout(tensor: torch.Tensor, p: float, train: bool | None) -> Any:
-            if not is_wanted() or not train or not (p == 1 or (p != 0 and tensor.device.type == "cpu")):
+            if is_wanted() and (p == 0 or not train):
+                return tensor
+            if not is_wanted() or not (p == 1 or tensor.device.type == "cpu"):
                 return original(tensor, p, train)
             if p == 1:
                 return multiply(tensor, tensor.new_zeros(()))  # a NaN stays one
@@ -70,20 +86,54 @@ def _product(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
     return make
 
 
-_DROPOUTS = (
+def _alpha(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def make(original: Callable[..., Any], is_wanted: Callable[[], Any]) -> Callable[..., Any]:
+        def alpha_dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:
+            if is_wanted() and (p == 0 or not train):
+                return tensor
+            if not is_wanted() or p == 1 or tensor.device.type != "cpu":
+                return original(tensor, p, train)
+            kept = bernoulli_(torch.empty_like(tensor, requires_grad=False), 1 - p)
+            a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+            shift = kept.add(-1).mul(_ALPHA * a).add(_ALPHA * a * p)
+            return multiply(tensor, kept.mul(a)).add_(shift)
+
+        return alpha_dropout
+
+    return make
+
+
+def bernoulli_(tensor: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+    """Zeros and ones, drawn in the order in which eager draws them into a tensor of these strides on the CPU."""
+    like = torch.empty_like(tensor, dtype=torch.float32, requires_grad=False)
+    return tensor.copy_(torch.native_dropout(like, 1 - p, True)[1])
+
+
+def in_eagers_order(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """`func`, or what draws its numbers in eager's order where a trace would draw as if strides were contiguous."""
+    if func is not torch.Tensor.bernoulli_ or args[0].device.type != "cpu" or args[0].is_contiguous():
+        return func
+    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    is_rate = type(p) in (int, float) and 0 <= p <= 1 and kwargs.get("generator") is None
+    return bernoulli_ if is_rate else func
+
+
+_WRITTEN_OUT = (
     written_out(torch.ops.aten.dropout.default, _product(torch.mul)),
     written_out(torch.ops.aten.dropout_.default, _product(torch.Tensor.mul_)),
+    written_out(torch.ops.aten.alpha_dropout.default, _alpha(torch.mul)),
+    written_out(torch.ops.aten.alpha_dropout_.default, _alpha(torch.Tensor.mul_)),
 )
 
 
 def dropout_as_eager() -> contextlib.AbstractContextManager[None]:
-    """For a block that torch traces, in this thread: dropout is written out in operators as eager does it."""
-    return all_wanted(_DROPOUTS)
+    """For a block that torch traces, in this thread: dropout, and the noise of others of its kind, is written out in operators
+    as eager does it."""
+    return all_wanted(_WRITTEN_OUT)
 
 
 def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
-    tensors = (leaf for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor))
-    if "input" in given and given["input"].device.type == "cpu" and all(map(_has_plain_sizes, tensors)):
+    if "input" in given and given["input"].device.type == "cpu" and not has_symbols(leaves_of(given)):
         with as_eager():
             return func(**given)
     if not given["dropout"] or not given["train"] or given["num_layers"] < 2:
@@ -110,11 +160,6 @@ def _of_eagers_shape(result: Sequence[torch.Tensor], before: Any) -> tuple[torch
     x, *after = result
     likes = before if isinstance(before, (list, tuple)) else [before]
     return (x, *(state.reshape(like.shape) for state, like in zip(after, likes, strict=True)))
-
-
-def _has_plain_sizes(tensor: torch.Tensor) -> bool:
-    """Whether its sizes are numbers: of symbols, eager's kernels take none."""
-    return all(type(size) is int for size in (*tensor.shape, *tensor.stride()))
 
 
 def _rows(state: Any, which: slice) -> Any:

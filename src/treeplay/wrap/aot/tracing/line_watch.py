@@ -22,7 +22,7 @@ from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.overlap import is_folded
 from treeplay.wrap.aot.tracing import in_place
-from treeplay.wrap.aot.tracing.dropout import done_as_eager
+from treeplay.wrap.aot.tracing.dropout import done_as_eager, in_eagers_order
 from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
@@ -115,7 +115,7 @@ class LineWatch(TorchFunctionMode):
             whole = kept_whole(name, args, kwargs) if self.is_exact else contextlib.nullcontext()
             with in_place.lying_as_before(written), whole:
                 run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
-                result = in_place.viewed(name, args, run(func, args, kwargs))
+                result = in_place.viewed(name, args, run(in_eagers_order(func, args, kwargs), args, kwargs))
         if kwargs and fakes.is_outgrown(kwargs.get("out")):
             why = "gives the tensor at `out` another size, which a trace does not follow"
             raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")

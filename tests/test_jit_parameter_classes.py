@@ -26,9 +26,9 @@ class Plain(nn.Parameter):
 class Tagged(nn.Parameter):
     """As geoopt makes them: with an attribute, past the constructor of `Parameter`."""
 
-    tag: float
+    tag: Any
 
-    def __new__(cls, data: Tensor, requires_grad: bool = True, tag: float = 2.0) -> Any:
+    def __new__(cls, data: Tensor, requires_grad: bool = True, tag: Any = 2.0) -> Any:
         made: Any = Tensor._make_subclass(cls, data, requires_grad)
         made.tag = tag
         return made
@@ -119,6 +119,22 @@ def test_what_the_class_and_the_parameter_have() -> Story:
     own.tag = 3.0
     yield
     Own.factor = 5.0
+    yield
+
+
+@follows()
+def test_a_module_that_hangs_on_a_parameter_is_state() -> Story:
+    held = [Tagged(torch.ones(3, 3), tag=nn.Linear(3, 3))]
+
+    def program(x: Tensor) -> Tensor:
+        held[0].tag.calls = getattr(held[0].tag, "calls", 0) + 1
+        return (held[0].tag(x @ held[0]) - held[0].tag.calls).detach()
+
+    yield program, lambda: (held[0], *held[0].tag.parameters(), held[0].tag.calls)
+    with torch.no_grad():
+        held[0].tag.weight.mul_(2)
+    yield
+    held[0].tag = nn.Linear(3, 3, bias=False)
     yield
 
 

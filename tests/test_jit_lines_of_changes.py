@@ -58,6 +58,24 @@ class Player:
         add_to(self.seen, y)  # here
         return y - len(self.seen)
 
+    def lets_go(self, x: torch.Tensor) -> torch.Tensor:
+        self.scores["last"] = x * 2
+        y = self.scores["last"] - 1
+        self.scores = {"all": []}  # here
+        return y
+
+    def lets_a_list_go(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x * 2)
+        y = self.seen[-1] - 1
+        self.seen = []  # here
+        return y
+
+    def empties(self, x: torch.Tensor) -> torch.Tensor:
+        self.scores["last"] = x * 2
+        y = self.scores["last"] - 1
+        self.scores.clear()
+        return y
+
 
 def add_to(somewhere: list[torch.Tensor], y: torch.Tensor) -> None:
     somewhere += [y]
@@ -80,7 +98,9 @@ def _line_of(program: Any) -> tuple[int, str]:
     return where.line, where.source
 
 
-@pytest.mark.parametrize("name", ["stacks", "keeps", "notes", "marks", "makes", "hands_on"])
+@pytest.mark.parametrize(
+    "name", ["stacks", "keeps", "notes", "marks", "makes", "hands_on", "lets_go", "lets_a_list_go"]
+)
 def test_the_line_of_a_method_that_changes_state(name: str) -> None:
     _, source = _line_of(getattr(Player(), name))
     assert source.endswith("# here")
@@ -97,6 +117,19 @@ def test_what_cannot_be_stored_is_told_by_its_place() -> None:
     with pytest.raises(Refusal, match=r"self\.best"):
         for k in range(6):
             step(torch.tensor([k, 3.0]))
+
+
+def test_a_cache_that_is_replaced_once_it_is_used_is_to_be_emptied() -> None:
+    player = Player()
+    step = treeplay.jit(player.lets_go, lower="aten", on_refusal="raise")
+    with pytest.raises(Refusal, match=r"self\.scores: the program changes what is in this place.*\n(.*\n)*.*clear\(\)"):
+        for k in range(6):
+            step(torch.tensor([k, 3.0]))
+    player.scores.clear()
+    step = treeplay.jit(player.empties, lower="aten", on_refusal="raise")
+    for k in range(4):
+        assert step(torch.tensor([k, 3.0])).tolist() == [2 * k - 1, 5] and not player.scores
+    assert step.statistics().replays == 3
 
 
 def test_a_refusal_of_the_whole_program_names_where_it_begins() -> None:

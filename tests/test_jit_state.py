@@ -492,3 +492,31 @@ def test_data_that_is_replaced_by_other_memory_or_another_view_is_refused(other:
     jitted(torch.ones(3))
     with pytest.raises(treeplay.Refusal, match="data = "):
         jitted(torch.ones(3))
+
+
+def _casts(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad(set_to_none=False)
+        model.to(torch.float32).cpu()
+        loss = model(x).square().mean() * 2 - 1
+        loss.backward()
+        model.float()
+        return loss.detach()
+
+    return step
+
+
+def test_a_module_that_has_its_dtype_and_device_already_is_left_as_it_is() -> None:
+    pair = Twins(_casts, nn.Linear(3, 3))
+    pair.calls(5, lambda: (torch.randn(2, 3),))
+    assert pair.statistics.replays == 4
+
+
+def test_a_module_that_has_another_dtype_one_day_gets_its_own_back() -> None:
+    pair = Twins(_casts, nn.Linear(3, 3), on_refusal="eager")
+    pair.calls(3, lambda: (torch.randn(2, 3),))
+    for (model,) in (pair.owners, pair.eager_owners):
+        model.requires_grad_(False).double().requires_grad_()
+        model.zero_grad()
+    pair.calls(3, lambda: (torch.randn(2, 3),))
+    assert pair.statistics.replays >= 3

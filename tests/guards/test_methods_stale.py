@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from support import assert_same, jit
 from support.follows import Story, follows
+from support.installed import FILE
 
 Tensor = torch.Tensor
 
@@ -306,4 +308,33 @@ def test_classes_found_as_those_that_are_derived_from_one() -> Story:
     First.scale = 5.0
     yield
     type("Third", (second,), {})  # is not derived from `Step` itself
+    yield
+
+
+@pytest.mark.parametrize("installed", [False, True])
+@follows()
+def test_a_method_that_a_context_manager_decorates(installed: bool) -> Story:
+    source = (
+        "class Layer:\n"
+        "    factor = 2.0\n"
+        "    @quiet()\n"
+        "    def scaled(self, x):\n"
+        "        return x * self.factor - 1\n"
+        "    @staticmethod\n"
+        "    @quiet()\n"
+        "    def shifted(x):\n"
+        "        return x * 3 - 2\n"
+    )
+
+    @contextlib.contextmanager
+    def quiet() -> Iterator[None]:
+        yield
+
+    scope: dict[str, Any] = {"quiet": quiet, "__name__": __name__}
+    exec(compile(source, FILE if installed else "<text>", "exec"), scope)
+    layer = scope["Layer"]()
+    yield lambda x: layer.scaled(layer.shifted(x))
+    layer.factor = 3.0
+    yield
+    type(layer).shifted = staticmethod(lambda x: x - 5)
     yield

@@ -248,13 +248,14 @@ def is_innermost_mode(mode: object) -> bool:
 def _has_torch_function(original: Any, is_wanted: Callable[[], bool]) -> Any:
     def has_torch_function(args: Iterable[Any]) -> bool:
         if is_wanted():
-            args = tuple(item for item in args if type(item) not in _USUAL)
+            args = tuple(item for item in args if type(item) not in _USUAL and not has_plain_class(item))
         return bool(args) and bool(original(args))
 
     return has_torch_function
 
 
-_USUAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, type(None))
+_USUAL = (torch.Tensor, torch.nn.Parameter, FakeTensor, type(None))
+_NO_FUNCTIONS: Any = torch._C._disabled_torch_function_impl
 
 native_layers = Shared(torch.overrides, "has_torch_function", _has_torch_function).wanted
 """A context in which layers that take one large operator in evaluation do so although a function mode is active in this
@@ -281,10 +282,17 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
+def has_plain_class(value: Any) -> bool:
+    """Whether operators take a value as a `torch.Tensor`: its class, as a parameter's, hooks neither functions nor dispatch."""
+    cls, of_dispatch = type(value), torch.Tensor.__torch_dispatch__
+    if cls is torch.Tensor or not issubclass(cls, torch.Tensor):
+        return cls is torch.Tensor
+    return cls.__torch_function__ is _NO_FUNCTIONS and cls.__torch_dispatch__ is of_dispatch
+
+
 def is_untraced(value: Any) -> bool:
     """Whether a tensor is a plain one with memory, and nothing that a tracer or a function transform computes with."""
-    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-    return is_plain and not is_of_transform(value) and not torch._is_functional_tensor(value)
+    return has_plain_class(value) and not is_of_transform(value) and not torch._is_functional_tensor(value)
 
 
 def is_wrapper(value: Any) -> bool:

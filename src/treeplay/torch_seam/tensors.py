@@ -11,7 +11,7 @@ import torch
 import torch._prims_common
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_wrapper
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, has_plain_class, is_wrapper
 from treeplay.values.layout import expanded
 from treeplay.values.memory import Extent
 from treeplay.values.spec import TensorSpec
@@ -64,7 +64,7 @@ def unusual(tensor: torch.Tensor) -> str | None:
     """What makes a tensor more than memory, shape and stride; None for a plain one."""
     if tensor.layout is not torch.strided:
         return str(tensor.layout)
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if not has_plain_class(tensor):
         return type(tensor).__name__
     if tensor.is_conj() or tensor.is_neg():
         return "tensor that is conjugated or negated when read"

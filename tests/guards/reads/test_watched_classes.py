@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +43,17 @@ def test_what_modules_hold_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         assert state() == before
         assert list(reads.names(made.value)) == ["a"] and reads.is_watched(made.value)
         assert reads.watched >= {Plain, InModule, torch.nn.Module, torch.optim.Optimizer}
+
+
+def test_managers_that_decorators_hold_are_watched_wherever_they_are() -> None:
+    @contextlib.contextmanager
+    def scaled() -> Iterator[None]:
+        yield
+
+    manager = scaled()
+    with Reads([], standing=watched_classes._Standing().hooks()) as reads:
+        assert manager.func and reads.is_watched(manager)  # type: ignore[attr-defined]
+    assert list(reads.names(manager)) == ["func"]
 
 
 def test_modules_that_hold_more_are_looked_through_again_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

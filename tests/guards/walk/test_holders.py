@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from support.reached import Holder, findings, labels, reached
+from treeplay.guards.check.guards import Guards
 
 
 def test_facts_of_tensors_are_guarded_with_what_hangs_on_them() -> None:
@@ -50,6 +51,18 @@ def test_values_of_a_thread_are_asked() -> None:
     assert asked.recorded == 1.0
     local.a = 2.0
     assert asked.ask() == 2.0
+
+
+def test_names_of_a_thread_are_compared_by_what_they_are() -> None:
+    local = threading.local()
+    local.a = 1.0
+    guards = Guards(reached(lambda: getattr(local, "b", 2.0)))
+    assert guards.holds() and guards._quick is not None
+    quick = guards._quick.by_python
+    quick.__globals__["again"] = lambda: False  # the slow comparison
+    assert guards.holds()
+    local.b = 3.0
+    assert not guards.holds()
 
 
 @pytest.mark.parametrize("value", [bytearray(b"ab"), np.ones(2), memoryview(b"ab")], ids=lambda v: type(v).__name__)

@@ -6,6 +6,7 @@ but for some that programs do not read.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
@@ -23,6 +24,9 @@ _UNREAD = (
     *("_pytest", "execnet", "hypothesis", "pluggy"),
     *("_frozen_importlib", "importlib", "torch.utils._pytree", "typing"),
 )
+
+# A decorator holds a manager (`@torch.no_grad()` and `@a_manager()` do) in the closure of a method, where no survey may look.
+_ALWAYS = (torch.nn.Module, torch.optim.Optimizer, contextlib._GeneratorContextManager)
 
 
 def classes_of(objects: Iterable[Any]) -> list[type]:
@@ -42,7 +46,7 @@ class _Standing:
     def __init__(self) -> None:
         self._version = 0
         self._known: dict[str, tuple[int, int]] = {}  # of each module that was looked through
-        self._classes: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
+        self._classes: dict[type, None] = dict.fromkeys(_ALWAYS)
         self._hooks = ReadHooks(self._classes)
 
     def hooks(self) -> ReadHooks:

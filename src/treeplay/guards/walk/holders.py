@@ -78,7 +78,8 @@ def of_thread(walk: Walk, local: Any, label: str) -> None:
     for name in {**vars(local), **dict.fromkeys(walk.names)}:
         if name in vars(local) or (not hasattr(type(local), name) and name in walk.reads.names(local)):
             walk.follow(Asked(functools.partial(entry_of, local, name), f"{label}.{name}"))
-    walk.dependencies.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))
+    names = Asked(functools.partial(names_in_thread, local), f"names in {label}", is_fresh=True)
+    walk.dependencies.asked.append(names)
     walk.enter(type(local), type(local).__qualname__)  # whose data all threads share
 
 

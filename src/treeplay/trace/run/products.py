@@ -13,12 +13,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.torch_seam.fakes import CLASSES_WITHOUT_DATA
-from treeplay.torch_seam.modes import DisableTorchFunction, is_transformed
+from treeplay.torch_seam.modes import DisableTorchFunction, has_plain_class, is_transformed
 from treeplay.torch_seam.tensors import replaced_methods
 
 _PRODUCTS = frozenset((torch.matmul, torch.linalg.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__))
 _NAMES = ("input", "other")
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, *CLASSES_WITHOUT_DATA)
 
 
 class ProductsAsEager(TorchFunctionMode):
@@ -39,7 +38,7 @@ class ProductsAsEager(TorchFunctionMode):
 
 def _of_one_batch(*factors: Any) -> tuple[Any, ...]:
     """The factors of a product, the single matrix among them repeated where eager would repeat it."""
-    if is_transformed() or len(factors) != len(_NAMES) or not all(type(factor) in _PLAIN for factor in factors):
+    if is_transformed() or len(factors) != len(_NAMES) or not all(map(_is_plain, factors)):
         return factors
     with DisableTorchFunction():  # nobody but us asks
         if not all(factor.dim() == 3 and factor.layout is torch.strided for factor in factors):
@@ -52,3 +51,7 @@ def _of_one_batch(*factors: Any) -> tuple[Any, ...]:
         factor.expand(other, -1, -1) if is_repeated else factor
         for factor, other, is_repeated in zip(factors, reversed(sizes), repeated, strict=True)
     )
+
+
+def _is_plain(factor: Any) -> bool:
+    return type(factor) in CLASSES_WITHOUT_DATA or has_plain_class(factor)

@@ -182,6 +182,8 @@ class WatchFunctions(TorchFunctionMode):
 
     def _is_its_memory(self, target: torch.Tensor, value: object) -> bool:
         """Whether `target.data = value` would leave the target with the memory that it has, seen as it is seen."""
+        if value is target:  # `model.to(dtype)`, where it has that dtype
+            return True
         ours, given = (self.tracer.tape.values.get(id(tensor)) for tensor in (target, value))
         return ours is not None and given is not None and is_same_memory(ours.fake, given.fake)
 

@@ -18,6 +18,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import attributes_given_to
+from treeplay.torch_seam.modes import has_plain_class
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.signature.views import ViewReferences
 from treeplay.trace.survey.found import Survey
@@ -243,12 +244,15 @@ class References(ViewReferences):
             )
 
     def check_class(self, tensor: torch.Tensor) -> None:
-        """Refuse a parameter or buffer that the program makes."""
-        if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) and id(tensor) not in self.found.tensors:
+        """Refuse a parameter or buffer that the program makes, and a tensor of a class derived from these."""
+        is_of_module = isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer))  # as a fake may say it is
+        is_of_class = type(tensor) is not torch.Tensor and has_plain_class(tensor)
+        if (is_of_module or is_of_class) and id(tensor) not in self.found.tensors:
+            kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "Buffer"
             raise self.refuse(
                 "result",
-                f"returns or stores a {'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Buffer'} that it makes, "
-                "and a replay makes only plain tensors",
+                f"returns or stores a {type(tensor).__name__ if is_of_class else kind} that it makes, and a replay makes only "
+                "plain tensors",
                 "make it outside of the program, and write to it inside",
             )
 

@@ -31,14 +31,13 @@ def find_writes(
     """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `but`: ways to
     places where it does not matter which number is there, nor does it in those of `numbers`; None: it does."""
     inputs = {number.place: number for number in numbers}
+    changes = [change for change in snapshot.changes() if not _is_left_out(change, numbers, results)]
+    if but is not None:
+        changes = [change for change in changes if change.place not in inputs and change.place.trail not in but]
+    _check_let_go(changes, results, snapshot)
     writes: list[Write] = []
     refusals: list[tuple[bool, Refusal]] = []
-    for change in snapshot.changes():
-        is_same = change.after is change.before
-        if not is_same and (_is_our_symbol(change, numbers) or is_bookkeeping(change, results.found)):
-            continue
-        if but is not None and (change.place in inputs or change.place.trail in but):
-            continue
+    for change in changes:
         if _is_computed(change, inputs):
             writes.append(Write(change.place, results.value(change.after)))
             continue
@@ -51,7 +50,6 @@ def find_writes(
             refusals.append((_is_count(change.before, value_of(change.after)), refusal))
     if refusals:
         raise _told(refusals, snapshot, inputs)
-    _check_let_go(writes, results, snapshot)
     return tuple(writes)
 
 
@@ -64,18 +62,25 @@ def _told(refusals: list[tuple[bool, Refusal]], snapshot: Snapshot, inputs: Mapp
     return told
 
 
-def _check_let_go(writes: Sequence[Write], results: References, snapshot: Snapshot) -> None:
-    """Refuse to write into what the program takes out of its place as well: a replay looks for it there."""
-    rebound = {write.place for write in writes}
-    for write in writes:
-        step = write.place.parent if write.place.how is not How.GRAD else None
+def _is_left_out(change: Change, numbers: Sequence[Number], results: References) -> bool:
+    """Whether a change is the trace's own, or one that a replay makes by other means."""
+    is_same = change.after is change.before
+    return not is_same and (_is_our_symbol(change, numbers) or is_bookkeeping(change, results.found))
+
+
+def _check_let_go(changes: Sequence[Change], results: References, snapshot: Snapshot) -> None:
+    """Refuse to change what the program takes out of its place as well: a replay looks for it there."""
+    rebound = {change.place for change in changes}
+    for place in (change.place for change in changes):
+        step = place.parent if place.how is not How.GRAD else None
         while step is not None:
             if step in rebound:
                 raise results.refuse(
                     str(step),
                     "the program changes what is in this place, and puts something else there too",
-                    "do one of the two outside of the program, or put a changed copy there",
+                    "do one of the two outside of the program, put a changed copy there, or empty what is there by clear()",
                     snapshot.line_of_change(step),
+                    may_pass=True,
                 )
             step = step.parent
 

@@ -127,7 +127,7 @@ class SurveyWalk:
                 self.keep_sealed(vars(tensor), place)
             for name, value in vars(tensor).items():
                 here = place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}")
-                if is_a(value, PLAIN):
+                if is_a(value, (*PLAIN, torch.nn.Module)):  # as geoopt's parameters have the manifold that they are of
                     self.enter(value, here, frozenset({name}))
                 elif is_a(value, (dict, list, set, collections.deque)) and place.how is not How.ARGUMENT:
                     self.keep_sealed(value, here)

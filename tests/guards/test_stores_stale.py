@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -292,10 +293,92 @@ def test_a_store_to_a_module_of_a_library_is_refused() -> None:
     jitted, given = jit(program), object()
     try:
         jitted(torch.ones(3), given)
+        types.treeplay_last = None  # type: ignore[attr-defined]
         with pytest.raises(treeplay.Refusal, match="treeplay_last"):
             jitted(torch.ones(3), given)
+        assert types.treeplay_last is None  # type: ignore[attr-defined]
     finally:
         del types.treeplay_last  # type: ignore[attr-defined]
+
+
+def test_an_attribute_of_a_librarys_module_that_is_given_what_it_has_is_guarded() -> None:
+    def program(x: Tensor) -> Tensor:
+        types.treeplay_flag = False  # type: ignore[attr-defined]
+        return x * 2 - 1
+
+    jitted = jit(program, on_refusal="eager")
+    try:
+        for _ in range(4):
+            jitted(torch.ones(3))
+        assert jitted.statistics().replays == 3
+        types.treeplay_flag = True  # type: ignore[attr-defined]
+        jitted(torch.ones(3))
+        assert types.treeplay_flag is False  # type: ignore[attr-defined]
+    finally:
+        del types.treeplay_flag  # type: ignore[attr-defined]
+
+
+def test_an_attribute_of_a_librarys_module_that_the_program_sets_and_puts_back() -> None:
+    """The value that it finds and puts back is one that a later call finds, too, if it is another one by then."""
+
+    def program(x: Tensor) -> Tensor:
+        found, types.treeplay_rate = types.treeplay_rate, 5.0  # type: ignore[attr-defined]
+        try:
+            return x * types.treeplay_rate - (1.0 if found == "a" else 3.0)  # type: ignore[attr-defined]
+        finally:
+            types.treeplay_rate = found  # type: ignore[attr-defined]
+
+    jitted = jit(program)
+    try:
+        for rate in "aaabbba":
+            types.treeplay_rate = rate  # type: ignore[attr-defined]
+            x = torch.randn(3)
+            assert torch.equal(jitted(x), x * 5.0 - (1.0 if rate == "a" else 3.0))
+            assert types.treeplay_rate == rate  # type: ignore[attr-defined]
+        assert jitted.statistics().replays == 5
+    finally:
+        del types.treeplay_rate  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["simplefilter", "filterwarnings", "record", "raise"])
+def test_filters_of_warnings_that_are_put_back_within_the_call(how: str) -> None:
+    total = torch.zeros(3)
+
+    def program(x: Tensor) -> Tensor:
+        with contextlib.suppress(KeyError), warnings.catch_warnings(record=how == "record"):
+            if how == "filterwarnings":
+                warnings.filterwarnings("ignore", category=UserWarning)
+            else:
+                warnings.simplefilter("ignore")
+            total.mul_(0.5).add_(x)
+            if how == "raise":
+                raise KeyError
+        return total * (2.0 if warnings.filters[0][0] == "error" else 3.0) - 1.0
+
+    jitted, expected = jit(program), torch.zeros(3)
+    with warnings.catch_warnings():
+        for action in ("default", "default", "default", "error", "error", "error", "default"):
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            found, filters = [*warnings.filters], warnings.filters
+            x = torch.randn(3)
+            expected.mul_(0.5).add_(x)
+            assert torch.equal(jitted(x), expected * (2.0 if action == "error" else 3.0) - 1.0)
+            assert warnings.filters is filters and [*filters] == found
+    assert jitted.statistics().replays >= 3
+
+
+def test_filters_of_warnings_that_stay_are_set_by_each_call() -> None:
+    def program(x: Tensor) -> Tensor:
+        warnings.simplefilter("ignore", category=ResourceWarning, append=True)
+        return x * 2.0 - 1.0
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        jitted = jit(program, on_refusal="eager")
+        for _ in range(4):
+            jitted(torch.ones(3))
+            assert len(warnings.filters) == 1
+            warnings.resetwarnings()
 
 
 EMPTY: dict[str, Callable[[], Any]] = {

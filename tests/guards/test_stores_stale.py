@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -442,6 +444,65 @@ def test_a_container_that_is_replaced_by_another_each_time_is_refused() -> None:
         for _ in range(4):
             jitted(torch.ones(2))
     assert h.log == [4, "calls"]
+
+
+class Made:
+    """An object that the program makes in each call."""
+
+    twice: Tensor
+    other: Any = None
+
+
+def _dropped(holder: Any, made: Made, x: Tensor) -> Any:
+    return made.twice * 3.0 - 1.0
+
+
+def _in_a_tuple(holder: Any, made: Made, x: Tensor) -> Any:
+    holder.last = ("made", holder.last, holder.name)
+    return made.twice * 3.0 - 1.0
+
+
+def _returned(holder: Any, made: Made, x: Tensor) -> Any:
+    return made
+
+
+def _kept_elsewhere(holder: Any, made: Made, x: Tensor) -> Any:
+    holder.rate = made
+    return made.twice * 3.0 - 1.0
+
+
+def _in_a_cycle(holder: Any, made: Made, x: Tensor) -> Any:
+    made.other = made
+    return made.twice * 3.0 - 1.0
+
+
+def _of_the_result(holder: Any, made: Made, x: Tensor) -> Any:
+    holder.last = weakref.ref(made.twice)
+    return made.twice
+
+
+@pytest.mark.parametrize("keep", [_dropped, _in_a_tuple, _returned, _kept_elsewhere, _in_a_cycle, _of_the_result])
+def test_a_weak_reference_to_what_the_program_makes_is_dead_where_eager_leaves_it_dead(keep: Any) -> None:
+    def step(holder: Any, x: Tensor) -> Any:
+        made = Made()
+        made.twice = x * 2.0
+        holder.last = weakref.ref(made)
+        holder.best.mul_(0.5).add_(made.twice)
+        return keep(holder, made, x)
+
+    mine, eagers = Holder(), Holder()
+    jitted = jit(lambda x: step(mine, x), on_refusal="eager")
+    for _ in range(5):
+        x = torch.randn(3)
+        gc.disable()
+        try:
+            found, expected = jitted(x), step(eagers, x)
+            dead = [(each.last[1] if type(each.last) is tuple else each.last)() is None for each in (mine, eagers)]
+        finally:
+            gc.enable()
+        assert dead[0] == dead[1] and torch.equal(mine.best, eagers.best) and type(found) is type(expected)
+        del found, expected
+    assert jitted.statistics().replays == (4 if keep in (_dropped, _in_a_tuple) else 0)
 
 
 def test_an_exported_program_is_replayed_though_it_patches_a_setting_of_torchs() -> None:

@@ -505,6 +505,22 @@ def test_a_weak_reference_to_what_the_program_makes_is_dead_where_eager_leaves_i
     assert jitted.statistics().replays == (4 if keep in (_dropped, _in_a_tuple) else 0)
 
 
+def test_an_object_that_the_program_makes_and_fills_past_its_attributes_is_its_own() -> None:
+    class Parts:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+            self.__dict__["parents"] = [self]
+
+    def program(x: Tensor) -> Tensor:
+        parts = Parts(3.0)
+        return x * parts.rate - first.rate * len(parts.parents)  # type: ignore[attr-defined]
+
+    jitted, first = jit(program), Parts(1.0)
+    for _ in range(3):
+        assert torch.equal(jitted(torch.ones(3)), torch.full((3,), 2.0))
+    assert jitted.statistics().replays == 2
+
+
 def test_an_exported_program_is_replayed_though_it_patches_a_setting_of_torchs() -> None:
     net = torch.nn.Linear(3, 2).eval()
     exported = torch.export.export(net, (torch.ones(2, 3),)).module()

@@ -26,7 +26,7 @@ from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.flags import ConfigModule, is_setting
-from treeplay.values.kinds import is_a, module_of
+from treeplay.values.kinds import is_a, module_of, table_of
 from treeplay.values.location import Location
 
 WHOLE = "__dict__"
@@ -40,13 +40,14 @@ _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 class ObjectReads:
     """What was read and assigned of one object: names in the order of their first use."""
 
-    __slots__ = ("assigned", "object", "read", "stored_at")
+    __slots__ = ("assigned", "object", "read", "stored_at", "was_empty")
 
     def __init__(self, value: Any) -> None:
         self.object = value
         self.read: dict[str, None] = {}
         self.assigned: dict[str, Any] = {}  # with what was there before the first time
         self.stored_at: dict[str, Location | None] = {}  # of those assigned, the user's line
+        self.was_empty = table_of(value) == {}  # when it was first met: it was just made, as a rule
 
 
 class Reads:

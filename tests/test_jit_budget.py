@@ -269,7 +269,7 @@ def test_what_changes_in_each_call_before_there_is_a_recording_is_observed_a_few
         held.rate = number + 0.5
         assert_same(jitted(torch.ones(3)), torch.ones(3) * held.rate - 1)
     assert jitted.statistics().not_replayed["observed"] <= 6 and jitted.statistics().refusals == 1
-    assert "asks_for_a_type had changed 4 times after it was observed" in jitted.explain()
+    assert "asks_for_a_type had changed since it was observed 4 times" in jitted.explain()
 
 
 def test_what_observing_and_tracing_took_counts_for_when_a_refused_key_is_tried_again(clock: SimpleNamespace) -> None:

@@ -16,11 +16,10 @@ from treeplay.values.refusal import Reason
 
 def too_often(name: str, entry: Entry) -> Reason:
     """A key whose recordings keep being made anew, or that keeps changing before it has one."""
-    times = f"{entry.rerecordings} times"
-    what = f"was recorded anew {times}" if entry.was_recorded else f"had changed {times} after it was observed"
+    what = "was recorded anew" if entry.was_recorded else "had changed since it was observed"
     return Reason(
         op="state",
-        why=f"{name} {what}, the last time because of {entry.causes[-1]}",
+        why=f"{name} {what} {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
         advice="change tensors in place (p.copy_(...) under torch.no_grad()) instead of reassigning them, pass a number as an "
         "argument or keep it in a tensor (t.fill_(...)), or raise treeplay.settings.max_rerecordings",
         may_pass=True,  # as a warm-up is over at some time

@@ -24,11 +24,11 @@ from treeplay.values.output import Computed, SameAsInput, Static, View
 from treeplay.values.signature import Ref
 
 
-class _Gone:
-    """What a dead reference refers to."""
+class _OfTheCall:
+    """What a call makes and drops."""
 
 
-_DEAD = weakref.ref(_Gone())
+_DEAD = weakref.ref(_OfTheCall())
 """A weak reference to what is gone. One for all, so that the next call finds what it expects."""
 
 

@@ -33,6 +33,14 @@ def scaled_by_one_of(x: torch.Tensor, numbers: tuple[int, ...]) -> torch.Tensor:
     return x * numbers[0] - 1
 
 
+held = SimpleNamespace(rate=1.0)
+
+
+def asks_for_a_type(x: torch.Tensor) -> torch.Tensor:
+    """Numbers are no inputs of what asks for the type of a tensor."""
+    return x * held.rate - (1 if type(x) is torch.Tensor else 2)
+
+
 @pytest.fixture(autouse=True)
 def the_usual_budget() -> Iterator[None]:
     with treeplay.settings.changed(compile_budget=Settings().compile_budget):
@@ -204,6 +212,76 @@ def test_calls_that_are_not_looked_at_raise_what_eager_raises_and_end_with_a_res
     jitted.reset()
     jitted(x)
     assert jitted.statistics().not_replayed["observed"] == 2
+
+
+def test_most_calls_of_a_program_that_raises_at_its_end_are_not_observed() -> None:
+    total, expected = torch.zeros(3), torch.zeros(3)
+
+    def step(x: torch.Tensor) -> None:
+        total.mul_(0.5).add_(x)
+        raise KeyError("no")
+
+    jitted = jit(step, on_refusal="eager")
+    for number in range(600):
+        with pytest.raises(KeyError, match="no"):
+            jitted(torch.full((3,), float(number)))
+        expected.mul_(0.5).add_(number)
+    assert_same(total, expected)
+    found = jitted.statistics()
+    assert found.not_replayed["observed"] < 60 and found.calls == found.eager_calls == 600
+    assert found.not_replayed["ended by an error"] == 600 - found.not_replayed["observed"]
+    assert "calls were ended by an error" in jitted.explain()
+
+
+def test_most_calls_of_a_refused_program_that_raises_are_not_looked_at() -> None:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() < 0:
+            raise KeyError("negative")
+        return x * 2
+
+    jitted, x = jit(read, on_refusal="eager"), torch.ones(2)
+    jitted(x), jitted(x)
+    for _ in range(200):
+        with pytest.raises(KeyError, match="negative"):
+            jitted(-x)
+    assert jitted._manager.cache.pause.left and jitted.statistics().calls == 202
+
+
+def test_a_program_that_raised_in_its_first_calls_is_recorded_once_it_does_not() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if is_early:
+            raise KeyError("early")
+        return x * 2 - 1
+
+    jitted, is_early = jit(step), True
+    for _ in range(8):
+        with pytest.raises(KeyError, match="early"):
+            jitted(torch.ones(3))
+    is_early = False
+    for _ in range(8):
+        assert_same(jitted(torch.ones(3)), torch.ones(3))
+    assert jitted.statistics().replays >= 5
+
+
+def test_what_changes_in_each_call_before_there_is_a_recording_is_observed_a_few_times() -> None:
+    jitted = jit(asks_for_a_type, on_refusal="eager")
+    for number in range(20):
+        held.rate = number + 0.5
+        assert_same(jitted(torch.ones(3)), torch.ones(3) * held.rate - 1)
+    assert jitted.statistics().not_replayed["observed"] <= 6 and jitted.statistics().refusals == 1
+    assert "asks_for_a_type had changed since it was observed 4 times" in jitted.explain()
+
+
+def test_what_observing_and_tracing_took_counts_for_when_a_refused_key_is_tried_again(clock: SimpleNamespace) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        clock.now += 1.0
+        return asks_for_a_type(x)
+
+    jitted = jit(step, on_refusal="eager")
+    for number in range(20):
+        held.rate = number + 0.5
+        jitted(torch.ones(3))
+    assert jitted.statistics().refusals == 1  # after some seconds, of which the next try may take a tenth
 
 
 def test_a_call_under_a_mode_counts_as_that_also_where_calls_are_left_alone() -> None:

@@ -568,3 +568,17 @@ def test_what_torch_keeps_of_parametrized_layers_is_named_where_it_is_kept_aroun
 def _cached(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with nn.utils.parametrize.cached():
         return layer(x) - layer(x * 2)
+
+
+def test_an_attribute_of_a_tensor_that_the_program_changes_is_told_with_both_values() -> None:
+    state: Any = torch.zeros(3)
+    state.mark = "a"
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        state.mark = state.mark + "b"
+        return x * 2 - state
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match=r"state\.mark: the program changes a Python value from 'ab' to 'abb'"):
+        jitted(torch.ones(3))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import types
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -292,10 +295,92 @@ def test_a_store_to_a_module_of_a_library_is_refused() -> None:
     jitted, given = jit(program), object()
     try:
         jitted(torch.ones(3), given)
+        types.treeplay_last = None  # type: ignore[attr-defined]
         with pytest.raises(treeplay.Refusal, match="treeplay_last"):
             jitted(torch.ones(3), given)
+        assert types.treeplay_last is None  # type: ignore[attr-defined]
     finally:
         del types.treeplay_last  # type: ignore[attr-defined]
+
+
+def test_an_attribute_of_a_librarys_module_that_is_given_what_it_has_is_guarded() -> None:
+    def program(x: Tensor) -> Tensor:
+        types.treeplay_flag = False  # type: ignore[attr-defined]
+        return x * 2 - 1
+
+    jitted = jit(program, on_refusal="eager")
+    try:
+        for _ in range(4):
+            jitted(torch.ones(3))
+        assert jitted.statistics().replays == 3
+        types.treeplay_flag = True  # type: ignore[attr-defined]
+        jitted(torch.ones(3))
+        assert types.treeplay_flag is False  # type: ignore[attr-defined]
+    finally:
+        del types.treeplay_flag  # type: ignore[attr-defined]
+
+
+def test_an_attribute_of_a_librarys_module_that_the_program_sets_and_puts_back() -> None:
+    """The value that it finds and puts back is one that a later call finds, too, if it is another one by then."""
+
+    def program(x: Tensor) -> Tensor:
+        found, types.treeplay_rate = types.treeplay_rate, 5.0  # type: ignore[attr-defined]
+        try:
+            return x * types.treeplay_rate - (1.0 if found == "a" else 3.0)  # type: ignore[attr-defined]
+        finally:
+            types.treeplay_rate = found  # type: ignore[attr-defined]
+
+    jitted = jit(program)
+    try:
+        for rate in "aaabbba":
+            types.treeplay_rate = rate  # type: ignore[attr-defined]
+            x = torch.randn(3)
+            assert torch.equal(jitted(x), x * 5.0 - (1.0 if rate == "a" else 3.0))
+            assert types.treeplay_rate == rate  # type: ignore[attr-defined]
+        assert jitted.statistics().replays == 5
+    finally:
+        del types.treeplay_rate  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", ["simplefilter", "filterwarnings", "record", "raise"])
+def test_filters_of_warnings_that_are_put_back_within_the_call(how: str) -> None:
+    total = torch.zeros(3)
+
+    def program(x: Tensor) -> Tensor:
+        with contextlib.suppress(KeyError), warnings.catch_warnings(record=how == "record"):
+            if how == "filterwarnings":
+                warnings.filterwarnings("ignore", category=UserWarning)
+            else:
+                warnings.simplefilter("ignore")
+            total.mul_(0.5).add_(x)
+            if how == "raise":
+                raise KeyError
+        return total * (2.0 if warnings.filters[0][0] == "error" else 3.0) - 1.0
+
+    jitted, expected = jit(program), torch.zeros(3)
+    with warnings.catch_warnings():
+        for action in ("default", "default", "default", "error", "error", "error", "default"):
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            found, filters = [*warnings.filters], warnings.filters
+            x = torch.randn(3)
+            expected.mul_(0.5).add_(x)
+            assert torch.equal(jitted(x), expected * (2.0 if action == "error" else 3.0) - 1.0)
+            assert warnings.filters is filters and [*filters] == found
+    assert jitted.statistics().replays >= 3
+
+
+def test_filters_of_warnings_that_stay_are_set_by_each_call() -> None:
+    def program(x: Tensor) -> Tensor:
+        warnings.simplefilter("ignore", category=ResourceWarning, append=True)
+        return x * 2.0 - 1.0
+
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        jitted = jit(program, on_refusal="eager")
+        for _ in range(4):
+            jitted(torch.ones(3))
+            assert len(warnings.filters) == 1
+            warnings.resetwarnings()
 
 
 EMPTY: dict[str, Callable[[], Any]] = {
@@ -359,6 +444,81 @@ def test_a_container_that_is_replaced_by_another_each_time_is_refused() -> None:
         for _ in range(4):
             jitted(torch.ones(2))
     assert h.log == [4, "calls"]
+
+
+class Made:
+    """An object that the program makes in each call."""
+
+    twice: Tensor
+    other: Any = None
+
+
+def _dropped(holder: Any, made: Made, x: Tensor) -> Any:
+    return made.twice * 3.0 - 1.0
+
+
+def _in_a_tuple(holder: Any, made: Made, x: Tensor) -> Any:
+    holder.last = ("made", holder.last, holder.name)
+    return made.twice * 3.0 - 1.0
+
+
+def _returned(holder: Any, made: Made, x: Tensor) -> Any:
+    return made
+
+
+def _kept_elsewhere(holder: Any, made: Made, x: Tensor) -> Any:
+    holder.rate = made
+    return made.twice * 3.0 - 1.0
+
+
+def _in_a_cycle(holder: Any, made: Made, x: Tensor) -> Any:
+    made.other = made
+    return made.twice * 3.0 - 1.0
+
+
+def _of_the_result(holder: Any, made: Made, x: Tensor) -> Any:
+    holder.last = weakref.ref(made.twice)
+    return made.twice
+
+
+@pytest.mark.parametrize("keep", [_dropped, _in_a_tuple, _returned, _kept_elsewhere, _in_a_cycle, _of_the_result])
+def test_a_weak_reference_to_what_the_program_makes_is_dead_where_eager_leaves_it_dead(keep: Any) -> None:
+    def step(holder: Any, x: Tensor) -> Any:
+        made = Made()
+        made.twice = x * 2.0
+        holder.last = weakref.ref(made)
+        holder.best.mul_(0.5).add_(made.twice)
+        return keep(holder, made, x)
+
+    mine, eagers = Holder(), Holder()
+    jitted = jit(lambda x: step(mine, x), on_refusal="eager")
+    for _ in range(5):
+        x = torch.randn(3)
+        gc.disable()
+        try:
+            found, expected = jitted(x), step(eagers, x)
+            dead = [(each.last[1] if type(each.last) is tuple else each.last)() is None for each in (mine, eagers)]
+        finally:
+            gc.enable()
+        assert dead[0] == dead[1] and torch.equal(mine.best, eagers.best) and type(found) is type(expected)
+        del found, expected
+    assert jitted.statistics().replays == (4 if keep in (_dropped, _in_a_tuple) else 0)
+
+
+def test_an_object_that_the_program_makes_and_fills_past_its_attributes_is_its_own() -> None:
+    class Parts:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+            self.__dict__["parents"] = [self]
+
+    def program(x: Tensor) -> Tensor:
+        parts = Parts(3.0)
+        return x * parts.rate - first.rate * len(parts.parents)  # type: ignore[attr-defined]
+
+    jitted, first = jit(program), Parts(1.0)
+    for _ in range(3):
+        assert torch.equal(jitted(torch.ones(3)), torch.full((3,), 2.0))
+    assert jitted.statistics().replays == 2
 
 
 def test_an_exported_program_is_replayed_though_it_patches_a_setting_of_torchs() -> None:

@@ -65,6 +65,9 @@ def test_a_program_that_is_not_replayed_says_why_first() -> None:
         "step is compiled, and not recorded: out of memory": _explained(_key(given_up), replays=0),
         "step is recorded, and not replayed yet": _explained(_key(RECORDING), replays=0),
         "step is replayed; calls with 1 of 2 kinds of arguments are not": _explained(_key(RECORDING), refused),
+        "step is replayed; calls that none of 2 recordings fits are not: state: recorded anew 8 times": _explained(
+            _key(RECORDING, RECORDING, refusal="state: recorded anew 8 times\n  at      train.py:3")
+        ),
         "step is not replayed yet: the second call with the same kind of arguments is recorded": _explained(replays=0),
         "step is switched off (TREEPLAY=0 or settings.enabled): calls run as they are and are not counted": _explained(
             _key(RECORDING), is_on=False

@@ -41,7 +41,7 @@ def _verdict(statistics: Statistics, *, is_on: bool) -> str:
         return f"{name} is switched off (TREEPLAY=0 or settings.enabled): calls run as they are and are not counted"
     launches = [recording.launch for key in statistics.keys for recording in key.recordings]
     if launches:
-        kinds = f"; calls with {len(refused)} of {len(statistics.keys)} kinds of arguments are not" if refused else ""
+        kinds = _not_replayed(statistics)
         if launches[-1].stage == "not recorded":
             return f"{name} is compiled, and not recorded: {launches[-1].why}{kinds}"
         return f"{name} is {'replayed' if statistics.replays else 'recorded, and not replayed yet'}{kinds}"
@@ -53,6 +53,19 @@ def _verdict(statistics: Statistics, *, is_on: bool) -> str:
     if most in _BEFORE_REPLAYS:
         return f"{name} is not replayed yet: the second call with the same kind of arguments is recorded"
     return f"{name} is not replayed: {statistics.not_replayed[most]} of {statistics.calls} calls were {most}"
+
+
+def _not_replayed(statistics: Statistics) -> str:
+    """Which calls of a program that has recordings are refused: of whole kinds, or those that no recording of theirs fits."""
+    refused = [key for key in statistics.keys if key.refusal is not None]
+    whole = [key for key in refused if not key.recordings]
+    told = [f"; calls with {len(whole)} of {len(statistics.keys)} kinds of arguments are not"] if whole else []
+    told += [
+        f"; calls that none of {counted_as(len(key.recordings), 'recording')} fits are not: {key.refusal.splitlines()[0]}"
+        for key in refused
+        if key.recordings and key.refusal is not None
+    ][-1:]
+    return "".join(told)
 
 
 def _spent(statistics: Statistics) -> list[str]:

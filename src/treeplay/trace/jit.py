@@ -44,7 +44,7 @@ from treeplay.trace.numbers.stand_ins import (
 from treeplay.trace.raised import program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
 from treeplay.trace.restore.caching import forget_cached, forget_in_tables
-from treeplay.trace.restore.left_behind import check_global_state, check_no_leak
+from treeplay.trace.restore.left_behind import check_dead, check_global_state, check_no_leak
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
@@ -263,6 +263,7 @@ def _with_guards(made: Trace, run: TracedRun) -> Trace:
         called, effects = called_in(made.log, run.reads), effects_of(run.reads)
     finally:
         run.reads.forget(but=run.found.kept if is_run_again else ())
+    check_dead(run.dying)  # first: the other may look for garbage, which an eager call leaves there
     check_no_leak(run.tracer)
     signature = with_guards(made.signature, guarded, called)
     return dataclasses.replace(made, signature=signature, reads=run.reads if is_run_again else None, effects=effects)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall
@@ -48,6 +50,7 @@ class TracedRun:
     given: list[Number] = field(default_factory=list)  # of the arguments
     grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
     unseen: list[tuple[Any, str]] = field(default_factory=list)  # attributes assigned where no replay assigns them
+    dying: list[tuple[weakref.ref[Any], Refusal]] = field(default_factory=list)  # see `Results.dying`
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
     unreached: list[torch.Tensor] = field(

@@ -32,6 +32,7 @@ _MOST_ERRORS = 2  # of our own, before a key is left alone
 _FEW_HANDLED, _RARELY = 3, 4  # errors that the program handles: more than so many, in more than every fourth call
 # What calls were that launched no recording, besides what a device has to say.
 OBSERVED = "observed"
+RAISED = "ended by an error"
 REFUSED = "refused"
 BROKEN = "after an error of treeplay's"
 OTHERS = "another thread records"
@@ -73,9 +74,10 @@ class Answers:
         """Run it as it is for a reason that later calls have too: few of those are looked at."""
         start = perf_counter()
         cost = start - self.cache.began
-        out = self.eagerly(entry, call, why)
-        self.cache.leave_alone(entry, call, why, cost=cost, ran=perf_counter() - start)
-        return out
+        try:
+            return self.eagerly(entry, call, why)
+        finally:  # also where the program raises, which it may do in each call
+            self.cache.leave_alone(entry, call, why, cost=cost, ran=perf_counter() - start)
 
     def as_before(self, entry: Entry, call: Call) -> Any:
         """A call of a key that is left alone."""
@@ -148,7 +150,7 @@ class Answers:
         entry.phase, entry.reason = KeyPhase.REFUSED, reason
         entry.observations.clear()
         if reason.may_pass:
-            self.cache.budget.refused(entry, perf_counter() - self.cache.began)
+            self.cache.budget.refused(entry, entry.spent + perf_counter() - self.cache.began)
         self.cache.tally.refusals += 1
         counters.add("refusals", reason.op)
         log_refusal(self.name, reason)

@@ -46,6 +46,7 @@ from treeplay.wrap.emit import MISS
 
 _GONE = (KeyPhase.OUTDONE, KeyPhase.EVICTED)
 _PUT_OFF = (*_GONE, KeyPhase.REFUSED)
+_MOST_UNRECORDED = 4  # observed calls of which each differs from those before, while nothing has been recorded
 
 
 class ColdCalls:
@@ -188,7 +189,10 @@ class ColdCalls:
         return self._without_recording(entry, call, seen, has_changed=has_changed)
 
     def _without_recording(self, entry: Entry, call: Call, seen: Observation | None, *, has_changed: bool) -> Any:
-        match decide(CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)):
+        most = settings.max_rerecordings
+        if not entry.was_recorded:
+            most = min(most, _MOST_UNRECORDED)
+        match decide(CallFacts(entry.phase, seen is not None, entry.rerecordings, most)):
             case Action.OBSERVE:
                 if entry.phase is not KeyPhase.NEW:
                     self._note_cause(entry, call)

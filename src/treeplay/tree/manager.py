@@ -131,10 +131,9 @@ class Manager:
             gate.enter(me)
         start = perf_counter()
         try:
-            out = self.program(*args, **kwargs)
-            pause.last = perf_counter() - start
-            return out
+            return self.program(*args, **kwargs)
         finally:
+            pause.last = perf_counter() - start
             gate.leave(me)
 
     hide_from_dynamo(_left_alone_in_turn)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from treeplay.errors import InternalError, Refusal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.trace.call import Call
 from treeplay.trace.survey.recordable import survey_call
-from treeplay.tree.answers import OBSERVED, Answers
+from treeplay.tree.answers import OBSERVED, RAISED, Answers
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.keys.key import values_in_objects
@@ -32,9 +33,15 @@ class CallObserver:
     def observe(self, entry: Entry, call: Call) -> Any:
         """Run a call as it is, and keep what was seen of it for its entry."""
         self._answers.count(entry, OBSERVED)
-        with self._cache.budget.spending(entry), self._gate.inside():
-            out, log = self._watch(self._program, call)
-            seen = self._seen(entry, call, log)
+        start = perf_counter()
+        try:
+            with self._cache.budget.spending(entry), self._gate.inside():
+                out, log = self._watch(self._program, call)
+                seen = self._seen(entry, call, log)
+        except Exception:  # one that raises in each call is never seen to its end: few of those calls are observed
+            took = perf_counter() - start
+            self._cache.leave_alone(entry, call, RAISED, cost=took, ran=took)
+            raise
         if seen is None or entry.phase is KeyPhase.REFUSED:  # by another thread, meanwhile
             return out
         del entry.observations[: -_MOST_OBSERVATIONS + 1]  # a later call may agree with one of them

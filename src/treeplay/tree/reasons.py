@@ -15,10 +15,11 @@ from treeplay.values.refusal import Reason
 
 
 def too_often(name: str, entry: Entry) -> Reason:
-    """A key whose recordings keep being made anew."""
+    """A key whose recordings keep being made anew, or that keeps changing before it has one."""
+    what = "was recorded anew" if entry.was_recorded else "had changed since it was observed"
     return Reason(
         op="state",
-        why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
+        why=f"{name} {what} {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
         advice="change tensors in place (p.copy_(...) under torch.no_grad()) instead of reassigning them, pass a number as an "
         "argument or keep it in a tensor (t.fill_(...)), or raise treeplay.settings.max_rerecordings",
         may_pass=True,  # as a warm-up is over at some time

@@ -142,6 +142,7 @@ class Entry:
     outdone: int = 0  # recordings that were no faster than the program
     refused: int = 0  # times, for a reason that may pass
     not_before: float = 0.0  # the moment from which on another one may be made
+    spent: float = 0.0  # seconds for observing and recording, since it was new
     use: Use = field(default_factory=Use)
     calls_noted: int = 0  # of them, in `use`
     calls_before: int = 0  # that went to recordings which are gone
@@ -152,6 +153,11 @@ class Entry:
         eager = sum(list(self.eager_calls.values()))  # in one step, for other threads count too
         return eager + self.calls_before + sum(recording.calls for recording in list(self.recordings))
 
+    @property
+    def was_recorded(self) -> bool:
+        """Whether any recording of it has served a call."""
+        return bool(self.recordings or self.calls_before)
+
     def observation(self, in_objects: Mapping[str, Any] = _NONE, but: Collection[Trail] = ()) -> Observation | None:
         """That of a call with the plain values of today, but for numbers that are inputs, or None."""
         return next((seen for seen in self.observations if seen.changed(in_objects, but) is None), None)
@@ -159,6 +165,7 @@ class Entry:
     def start_over(self) -> None:
         """Be a new key again: its recording went, or why it was refused may have passed."""
         self.phase, self.reason, self.differing, self.tries = KeyPhase.NEW, None, False, MOST_TRIES
+        self.spent = 0.0
 
     def forget(self, seen: Observation) -> None:
         """Drop an observation, if it is still there."""

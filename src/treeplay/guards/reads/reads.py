@@ -27,7 +27,7 @@ from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.signal_handlers import handled_apart
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.flags import ConfigModule, is_setting
-from treeplay.values.kinds import is_a, module_of
+from treeplay.values.kinds import is_a, module_of, table_of
 from treeplay.values.location import Location
 
 WHOLE = "__dict__"
@@ -41,13 +41,14 @@ _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 class ObjectReads:
     """What was read and assigned of one object: names in the order of their first use."""
 
-    __slots__ = ("assigned", "object", "read", "stored_at")
+    __slots__ = ("assigned", "object", "read", "stored_at", "was_empty")
 
     def __init__(self, value: Any) -> None:
         self.object = value
         self.read: dict[str, None] = {}
         self.assigned: dict[str, Any] = {}  # with what was there before the first time
         self.stored_at: dict[str, Location | None] = {}  # of those assigned, the user's line
+        self.was_empty = table_of(value) == {}  # when it was first met: it was just made, as a rule
 
 
 class Reads:

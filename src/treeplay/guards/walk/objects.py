@@ -269,7 +269,8 @@ def _class_of(code: types.CodeType) -> str:
 def _is_of_the_run(noted: ObjectReads) -> bool:
     """Whether an object holds nothing but what the run put into it, or something that only the run can have made."""
     table = table_of(noted.object) or {}
-    if table and all(noted.assigned.get(name) is ABSENT for name in table):
+    # What is put into its dictionary past its attributes is assigned by nobody.
+    if table and (noted.was_empty or all(noted.assigned.get(name) is ABSENT for name in table)):
         return True
     values = list(table.values())
     values += [item for value in values if is_a(value, dict) for item in value.values()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from treeplay.observe.shown import ShownText
+from treeplay.observe.shown import ShownText, shown
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.trace.restore.bare import bare, fill
 from treeplay.trace.restore.memory import MemoryBefore
@@ -50,7 +50,7 @@ class Contents:
     def changes(self, whose: Whose | None, unread: Collection[tuple[int, Any]] = ()) -> Iterator[Change]:
         """Every place that holds something else now. `unread`: entries that the program assigned and never read before."""
         for change in self._changes(whose, unread):
-            yield _untold(change.place) if self._is_sealed else change
+            yield _told(change) if self._is_sealed else change
 
     def put_back(self, whose: Whose | None) -> None:
         """Undo what the program has done."""
@@ -72,7 +72,7 @@ class Contents:
         for container, place, before in self._containers:
             for change in _ours(whose, container, place, _compare(container, place, before)):
                 if id(container) in self._sealed:
-                    yield _untold(change.place)
+                    yield _told(change)
                     break
                 is_blind = (id(container), change.place.key) in unread
                 yield replace(change, is_blind=True) if is_blind else change
@@ -85,8 +85,13 @@ class Contents:
                 yield Change(place, content, now)
 
 
+def _told(change: Change) -> Change:
+    """A change that is only to be told: no replay can make it."""
+    return Change(change.place, ShownText(shown(change.before)), ShownText(shown(change.after)))
+
+
 def _untold(place: Place) -> Change:
-    """A change of which only the place is to be told."""
+    """A change of memory, of which only the place is to be told."""
     return Change(place, ShownText("what it held"), ShownText("something else"))
 
 

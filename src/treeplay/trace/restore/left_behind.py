@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
 
-from treeplay.errors import TooEarly
+from treeplay.errors import Refusal, TooEarly
 from treeplay.trace.restore.caching import forget_in_tables
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.run.tracer import Tracer
@@ -44,3 +47,11 @@ def check_no_leak(tracer: Tracer) -> None:
         )
         # What a trace found a cache to lack, a call that runs as it is leaves there.
         raise refusal if tracer.tape.leaked() else TooEarly(refusal.reason)
+
+
+def check_dead(dying: Iterable[tuple[weakref.ref[Any], Refusal]]) -> None:
+    """Refuse a program that keeps an object of its trace where only a weak reference tells, once all that the run held is let
+    go: a replay leaves that reference dead."""
+    for reference, refusal in dying:
+        if reference() is not None:
+            raise refusal

@@ -71,7 +71,7 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
         writes = find_writes(run.snapshot, results, run.numbers, but=call.state if call.is_plain else None)
-        outputs, is_inference = results.outputs, results.is_inference
+        outputs, is_inference, run.dying = results.outputs, results.is_inference, results.dying
     tape.graph.output(tuple(outputs))
     prune(tape.graph)
     if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:

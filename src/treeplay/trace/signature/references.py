@@ -78,6 +78,7 @@ class References(ViewReferences):
         self.lasting = {id(value) for value in found.kept}
         self._refs: dict[int, Ref] = {}
         self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
+        self.met: set[int] = set()  # all containers and objects in what the program returned and stored
         self._open: set[int] = set()  # of these, those that are taken apart just now
 
     @contextlib.contextmanager
@@ -188,12 +189,11 @@ class References(ViewReferences):
         return made
 
     def _find_shared(self, values: tuple[Any, ...]) -> None:
-        met: set[int] = set()
         _, structure = flatten(values, self.is_there, self.found.is_new)
         for _, value, _ in containers(structure, values, ""):
-            if id(value) in met and not self.is_there(value):
+            if id(value) in self.met and not self.is_there(value):
                 self._shared.setdefault(id(value), len(self._shared))
-            met.add(id(value))
+            self.met.add(id(value))
 
     def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
         leaves, structure = flatten(value, self._is_one, self.found.is_new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.errors import Refusal
 from treeplay.torch_seam.operators import OpOverload, is_made_of_others
 from treeplay.torch_seam.tensors import extent_of, storage_of
 from treeplay.trace.numbers.scalars import scalar_of
@@ -18,8 +20,16 @@ from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.signature.references import References, not_plain, not_traced, of_another_dtype
 from treeplay.trace.survey.found import Survey
 from treeplay.values.memory import Extent
-from treeplay.values.output import Computed, SameAsInput, View
+from treeplay.values.output import Computed, SameAsInput, Static, View
 from treeplay.values.signature import Ref
+
+
+class _OfTheCall:
+    """What a call makes and drops."""
+
+
+_DEAD = weakref.ref(_OfTheCall())
+"""A weak reference to what is gone. One for all, so that the next call finds what it expects."""
 
 
 class Results(References):
@@ -31,7 +41,22 @@ class Results(References):
         self.outputs: list[torch.fx.Node] = []
         self._is_inference: bool | None = None  # what new tensors are
         self._inputs: list[torch.Tensor] = []
+        self.dying: list[tuple[weakref.ref[Any], Refusal]] = []
+        """Weak references to what the call alone keeps, and what to say of each if it is alive after all."""
         self._take_in_inputs()
+
+    def _static(self, value: Any) -> Static:
+        if type(value) is not weakref.ref or id(value) in self.lasting or value.__callback__ is not None:
+            return super()._static(value)
+        found = value()
+        # A tensor is another object in a replay, and what a result leads to may live as long as the caller wants.
+        if isinstance(found, (torch.Tensor, type)) or not self.found.is_new(found) or id(found) in self.met:
+            return super()._static(value)
+        why = "keeps a weak reference to an object that it makes and that outlives the call"
+        self.dying.append(
+            (value, self.refuse("result", why, "keep the object itself, or make it outside of the program"))
+        )
+        return Static(_DEAD)
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         value = self.tracer.tape.values.get(id(tensor))

@@ -18,18 +18,23 @@ from treeplay.values.place import How, Place
 
 def put_back_stores(run: TracedRun) -> None:
     """Undo what the run assigned to attributes of modules, and of objects that were there before, where nothing else does; they
-    are noted in `run.unseen`."""
+    are noted in `run.unseen`. A module's attribute that is again what it was before counts as read: while it is that, a replay
+    need not assign it."""
     known, kept = _places_known(run), {id(value) for value in run.found.kept}
     for key, noted in run.reads.objects.items():
         if key in kept or isinstance(noted.object, ModuleType):
             for name, before in noted.assigned.items():
-                if not known(noted.object, name) and entry_of(noted.object, name) is not before:
+                if known(noted.object, name):
+                    continue
+                if entry_of(noted.object, name) is not before:
                     _put_back(noted.object, name, before)
                     run.unseen.append((noted.object, name))
+                elif isinstance(noted.object, ModuleType) and not is_setting(noted.object, name):
+                    noted.read.setdefault(name)
 
 
 def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
-    """Refuse a program that changed an object which no replay changes, and undo it; or a module, if only by the same again."""
+    """Refuse a program that changed an object which no replay changes, and undo it; or a module that no guard is about."""
     known = _places_known(run)
     changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
     for value, name, before in changed:
@@ -39,6 +44,7 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     in_modules = [
         (noted.object, name)
         for noted in modules
+        if id(noted.object) not in findings.seen
         for name in noted.assigned
         if not known(noted.object, name) and not is_setting(noted.object, name)
     ]

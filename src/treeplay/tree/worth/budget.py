@@ -71,6 +71,7 @@ class Budget(CompileTime):
 
     def spent(self, entry: Entry, seconds: float) -> None:
         """Note that a key took so long."""
+        entry.spent += seconds
         if not entry.is_free:
             self.add(seconds)
 

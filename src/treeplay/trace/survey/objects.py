@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.entries import users_attributes
+from treeplay.guards.entries import is_found_on, users_attributes
 from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS, OPTIMIZER_OWN
 from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.trace.survey.functions import SurveyedFunctions
@@ -152,8 +152,12 @@ class SurveyedObjects:
         self._walk.found.objects[id(cls)] = place
         if origin(cls) is ALWAYS:
             self._walk.classes.append(cls)
-        for name, _value in _data_of(cls):
-            self._walk.enter_place(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name})
+        for name, value in _data_of(cls):
+            here, needs = place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name}
+            if is_found_on(type(cls), name):  # by a property of the metaclass: nobody can assign what only instances see
+                self._walk.enter(value, self._walk.root(value, str(here)), needs)
+            else:
+                self._walk.enter_place(here, needs)
         if origin(cls) is ALWAYS:
             self._methods_of_other_kinds(cls, place)
 

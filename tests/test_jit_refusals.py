@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import treeplay
 from support import assert_same, jit
+from support.installed import library
 
 _parameter = nn.Parameter(torch.ones(3))
 _buffer = torch.ones(3) * 3
@@ -568,3 +569,32 @@ def test_what_torch_keeps_of_parametrized_layers_is_named_where_it_is_kept_aroun
 def _cached(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with nn.utils.parametrize.cached():
         return layer(x) - layer(x * 2)
+
+
+_OFFLINE = """
+import itertools
+tokens = itertools.count()
+def download():
+    return next(tokens)
+def layer(x, offline):
+    return x * 2 if offline else x - download()
+"""
+
+
+def test_an_iterator_of_an_installed_package_is_refused_where_code_that_names_it_runs() -> None:
+    layer, x = library(_OFFLINE)["layer"], torch.ones(2)
+    recorded = jit(lambda x: layer(x, True) - 1)
+    for _ in range(3):
+        assert_same(recorded(x), x * 2 - 1)
+    assert recorded.statistics().replays
+    refused = jit(lambda x: layer(x, False), on_refusal="raise")
+    refused(x)
+    with pytest.raises(treeplay.Refusal, match=r"a_library\.layers\.tokens: is a count that"):
+        refused(x)
+
+
+def test_a_global_iterator_is_told_with_its_module() -> None:
+    program = jit(eval("lambda x: x * next(tokens)", {"__name__": "numbering", "tokens": iter([2, 3])}))
+    program(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match=r"numbering\.tokens: is a list_iterator that"):
+        program(torch.ones(2))

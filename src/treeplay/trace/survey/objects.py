@@ -154,7 +154,9 @@ class SurveyedObjects:
             self._walk.classes.append(cls)
         for name, value in _data_of(cls):
             here, needs = place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name}
-            if is_found_on(type(cls), name):  # by a property of the metaclass: nobody can assign what only instances see
+            if is_found_on(
+                type(cls), name
+            ):  # by a property of the metaclass: nobody can assign what only instances see
                 self._walk.enter(value, self._walk.root(value, str(here)), needs)
             else:
                 self._walk.enter_place(here, needs)

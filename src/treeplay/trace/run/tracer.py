@@ -236,7 +236,7 @@ class Tracer(TorchDispatchMode):
             return self.constants.lifted(tensor, where)
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
-        unknown = (*why_unknown(func, tensor), where)
+        unknown = (*why_unknown(func, tensor, self.lasting.arguments.values()), where)
         if self.goes_on:
             # Noted and not raised: the trace goes on behind it.
             self.refuse(*unknown)
@@ -282,6 +282,7 @@ class Tracer(TorchDispatchMode):
         """Drop every tensor; afterwards only what the user kept is still alive."""
         self.tape.forget()
         self.recurrent.forget()
+        self.lasting.arguments = {}
 
 
 # torch has wrapped it to keep Dynamo away, which a trace does as a whole.

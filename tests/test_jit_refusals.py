@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import treeplay
 from support import assert_same, jit
+from support.installed import library
 
 _parameter = nn.Parameter(torch.ones(3))
 _buffer = torch.ones(3) * 3
@@ -297,6 +298,58 @@ def test_an_iterator_that_the_program_advances_is_refused_before_it_is_touched()
     with pytest.warns(UserWarning, match="batches: is a generator"):
         found = [jitted(torch.zeros(2)) for _ in range(4)]
     assert [float(-tensor[0]) for tensor in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+_OFFLINE = """
+import itertools
+tokens = itertools.count()
+def download():
+    return next(tokens)
+def layer(x, offline):
+    return x * 2 if offline else x - download()
+"""
+
+
+def test_an_iterator_of_an_installed_package_is_refused_where_code_that_names_it_runs() -> None:
+    layer, x = library(_OFFLINE)["layer"], torch.ones(2)
+    recorded = jit(lambda x: layer(x, True) - 1)
+    for _ in range(3):
+        assert_same(recorded(x), x * 2 - 1)
+    assert recorded.statistics().replays
+    refused = jit(lambda x: layer(x, False), on_refusal="raise")
+    refused(x)
+    with pytest.raises(treeplay.Refusal, match=r"a_library\.layers\.tokens: is a count that"):
+        refused(x)
+
+
+def test_a_global_iterator_is_told_with_its_module() -> None:
+    program = jit(eval("lambda x: x * next(tokens)", {"__name__": "numbering", "tokens": iter([2, 3])}))
+    program(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match=r"numbering\.tokens: is a list_iterator that"):
+        program(torch.ones(2))
+
+
+class Image(torch.Tensor):
+    """As torchvision has them: kernels are called with the plain tensor."""
+
+
+def _unwrapped(image: torch.Tensor) -> torch.Tensor:
+    return image.as_subclass(torch.Tensor) * 2 - 1
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (lambda image: image * 2 - 1, r"tensor: is not plain memory with a shape and strides \(Image\)"),
+        (_unwrapped, "uses an argument of class Image as one of class Tensor, as `as_subclass` gives it"),
+    ],
+)
+def test_a_tensor_of_a_class_of_its_own_is_told_with_the_class(program: Callable[..., Any], told: str) -> None:
+    jitted, image = jit(program, on_refusal="raise"), torch.ones(3).as_subclass(Image)
+    with torch._C.DisableTorchFunctionSubclass():
+        jitted(image)
+        with pytest.raises(treeplay.Refusal, match=told):
+            jitted(image)
 
 
 def test_an_unhashable_static_argument_is_refused_by_name() -> None:

@@ -123,3 +123,20 @@ def test_an_attribute_of_a_property_of_a_class_of_ones_own() -> Story:
     yield lambda x: x * Value.doubled.scale - Value().doubled
     held.scale = 5.0
     yield
+
+
+@follows()
+def test_data_of_a_class_that_a_property_of_its_metaclass_hides_from_all_but_instances() -> Story:
+    class Meta(type):
+        @property
+        def sizes(cls) -> list[float]:
+            return [cls._size]  # type: ignore[attr-defined, no-any-return]
+
+    class Sine(metaclass=Meta):
+        _size = 2.0
+        sizes = 5.0  # type: ignore[assignment]
+
+    value = Sine()
+    yield lambda x: x * value.sizes - Sine.sizes[0]
+    Sine._size = 3.0
+    yield

@@ -158,6 +158,15 @@ def test_the_fake_mode_of_values_is_found() -> None:
     assert fakes.fake_mode_of([3, numbers(2)]) is None
 
 
+def test_autograd_tells_that_it_gives_a_leaf_its_gradient() -> None:
+    x, found = torch.ones(2, requires_grad=True), [autograd.is_accumulating()]
+    y = x * 2
+    y.register_hook(lambda _: found.append(autograd.is_accumulating()))
+    x.register_post_accumulate_grad_hook(lambda _: found.append(autograd.is_accumulating()))
+    y.sum().backward()
+    assert [*found, autograd.is_accumulating()] == [False, False, True, False]
+
+
 def test_hooks_on_saved_tensors_and_kept_graphs_are_seen() -> None:
     assert autograd.saving_hooks(True) is None
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):

@@ -30,6 +30,12 @@ def is_computed_again() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", None) == _CHECKPOINT
 
 
+def is_accumulating() -> bool:
+    """Whether autograd is about to give a leaf its gradient."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 increment_versions: Callable[..., None] = torch._C._increment_version

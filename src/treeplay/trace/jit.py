@@ -131,7 +131,7 @@ def _trace(
         reads = snapshot.reads = reads_of(found)
         reads.meets = snapshot.take_in
         tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, reads, layouts)
-        tracer.lasting.arguments = {id(tensor) for tensor in call.tensors}
+        tracer.lasting.arguments = {id(tensor): tensor for tensor in call.tensors}
         tracer.world.reads = reads
         watch = WatchFunctions(tracer, snapshot.gradients)
         if eager_reads is not None:

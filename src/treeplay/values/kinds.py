@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from types import GetSetDescriptorType, MemberDescriptorType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -42,6 +42,13 @@ def module_of(cls: type) -> str:
 def is_iterator(value: Any) -> bool:
     """Whether items can be taken from `value`, and are gone then. Proxies have the methods of all."""
     return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
+
+
+def gives_items_in_python(cls: type) -> bool:
+    """Whether the items of an iterator come from code in Python, which keeps where it is in attributes. The iterators of the
+    standard library's extensions do not, whose classes look as if Python code had made them from Python 3.12 on."""
+    giving = [vars(base)["__next__"] for base in cls.__mro__ if "__next__" in vars(base)]
+    return all(is_a(method, FunctionType) for method in giving)
 
 
 _QUEUES = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from typing import Any
 
@@ -30,8 +31,8 @@ def test_a_step_of_an_optimizer_reaches_little_of_torch() -> None:
     assert int(str(guards).partition(" dictionaries")[0]) < 500
 
 
-def test_iterators_are_found() -> None:
-    iterator = iter([1.0])
+@pytest.mark.parametrize("iterator", [iter([1.0]), itertools.count(), zip([1.0])])
+def test_iterators_are_found(iterator: Any) -> None:
     found = findings(lambda i: None, iterator)
     assert [value is iterator for value, _ in found.iterators] == [True]
 

@@ -255,16 +255,22 @@ def values_within(code: CodeType) -> frozenset[str]:
     return _and_within(values_within, code, names.union(code.co_freevars, code.co_cellvars))
 
 
+_OF_VALUES = frozenset({"LOAD_ATTR", "IMPORT_FROM"})
+
+
 @lru_cache(maxsize=4096)
 def loaded_as_values(code: CodeType, names: frozenset[str]) -> frozenset[str]:
     """Of these names, those of attributes that `code`, or a function it defines, loads and does not call at once."""
     own: set[str] = set()
-    if not names.isdisjoint(code.co_names):
+    # Most code that has such a name calls it, which takes no list of all instructions to see.
+    if not names.isdisjoint(code.co_names) and any(
+        opname in _OF_VALUES and name in names for opname, name in named_steps(code)
+    ):
         steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
         own = {
             step.argval
             for before, step in itertools.pairwise(steps)
-            if step.opname in ("LOAD_ATTR", "IMPORT_FROM") and not _is_for_a_call(before) and not _is_for_a_call(step)
+            if step.opname in _OF_VALUES and not _is_for_a_call(before) and not _is_for_a_call(step)
         }
     return _and_within(lambda inner: loaded_as_values(inner, names), code, own & names)
 

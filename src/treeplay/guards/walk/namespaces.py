@@ -23,7 +23,7 @@ from treeplay.guards.reads.reads import WHOLE
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.flags import ConfigModule, is_setting
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import is_a, is_iterator
 
 # What the import system keeps in a module, and asks for at every import.
 _OF_THE_LOADER = frozenset({"__spec__", "__loader__", "__path__", "__file__", "__package__", "__cached__"})
@@ -85,7 +85,9 @@ class Namespaces:
                 has_more = True
                 if name in table:
                     if table[name] is not ASKING.get(name):  # under another name, it asks for what no code spells out
-                        self._walk.enter(table[name], name)
+                        # An iterator is refused, perhaps far from the code that names it.
+                        label = f"{_label_of(table)}{name}" if is_iterator(table[name]) else name
+                        self._walk.enter(table[name], label)
                 elif name in outer:
                     self._of(outer).setdefault(name)
         return has_more

@@ -46,7 +46,16 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.scripts import ScriptModule
-from treeplay.values.kinds import HEAP, is_a, is_iterator, keeps_table, module_of, slots_of, table_of
+from treeplay.values.kinds import (
+    HEAP,
+    gives_items_in_python,
+    is_a,
+    is_iterator,
+    keeps_table,
+    module_of,
+    slots_of,
+    table_of,
+)
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -86,6 +95,10 @@ class Objects:
             # A jitted program inside of this one runs as it is.
             self._walk.enter(getattr(value, "__wrapped__", None), label)
             self._kept_by_user(value, label)
+            return
+        if is_iterator(value) and not is_a(value, io.IOBase) and not gives_items_in_python(cls):
+            if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
+                self._walk.iterators.append((value, label))
             return
         table = table_of(value)
         if not cls.__flags__ & HEAP and not is_a(value, (*CONTAINERS, types.SimpleNamespace, BaseException)):
@@ -166,10 +179,6 @@ class Objects:
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
-        if is_iterator(value) and not is_a(value, io.IOBase):
-            if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
-                self._walk.iterators.append((value, label))
-            return
         for found in gc.get_referents(value):
             if not is_a(found, type):
                 self._walk.enter(found, label)

@@ -218,7 +218,7 @@ def _of_another_kind(program: Callable[..., Any], tensor: torch.Tensor, device: 
     if tensor.device != device:
         why, advice = f"a tensor on {tensor.device} is given to a program on {device}", "move it there before the call"
     else:
-        why = f"a {type(tensor).__name__} of layout {tensor.layout} is not a plain strided tensor"
+        why = f"a tensor of class {type(tensor).__name__} and layout {tensor.layout} is not a plain strided one"
         advice = "convert it outside of the program"
     return Reason(op="argument", why=why, advice=advice, where=home_of(program))
 

@@ -23,6 +23,15 @@ _GRAD: Any = vars(TensorBase)["grad"]
 _READ, _WRITE = _GRAD.__get__, _GRAD.__set__
 
 
+def as_taken_over(args: Any) -> Any:
+    """The arguments of `new_empty_strided`, by which autograd copies a gradient that a trace holds. Eager takes the gradient
+    itself if it lies as the parameter does, where the strides of dimensions of one element do not count."""
+    gradient, sizes, strides, *rest = args
+    own = gradient.stride()
+    is_alike = all(size == 1 or here == there for size, here, there in zip(sizes, own, strides, strict=True))
+    return (gradient, sizes, own, *rest) if is_alike else args
+
+
 class Gradients:
     """What threads besides the traced one see as gradients: `before` the trace, or what they assigned meanwhile."""
 

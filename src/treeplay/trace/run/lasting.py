@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ class Lasting:
 
     def __init__(self, refuse: Callable[..., Refusal]) -> None:
         self._refuse = refuse
-        self.arguments: Collection[int] = ()
+        self.arguments: Mapping[int, torch.Tensor] = {}
         self.given_history: list[tuple[torch.Tensor, Reason]] = []  # arguments without one, and why they may not get it
 
     def check(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from treeplay.observe.lines import user_location
 from treeplay.torch_seam.autograd import shares_version
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.layers import is_parametrized_cache
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.operators import HigherOrderOperator
-from treeplay.torch_seam.tensors import storage_of, unusual
+from treeplay.torch_seam.tensors import is_same_memory, storage_of, unusual
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.scalars import Scalar
 from treeplay.trace.run.apart import why_not_taken_apart
@@ -149,7 +150,9 @@ class TraceTape:
         # Two views of one storage get twins of one storage: the graph's aliasing is the program's.
         kind = unusual(tensor)
         if kind is not None:
-            raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
+            raise self.refuse(
+                "tensor", f"is not plain memory with a shape and strides ({kind})", "convert it outside of the program"
+            )
         key = (storage_of(tensor), tensor.dtype)
         # A view has the kind of what it is of, also where the program has entered or left inference mode.
         with torch.inference_mode(tensor.is_inference()):
@@ -251,8 +254,14 @@ def why_not_followed(func: Any) -> tuple[str, str] | None:
     return why_not_taken_apart(func)
 
 
-def why_unknown(func: Any, tensor: torch.Tensor) -> tuple[str, str, str]:
+def why_unknown(func: Any, tensor: torch.Tensor, arguments: Iterable[torch.Tensor]) -> tuple[str, str, str]:
     """What to say of a tensor that an operator uses, and to which no way is known: who uses it, why not, what to do instead."""
+    with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
+        unwrapped = [one for one in arguments if type(one) is not type(tensor) and is_same_memory(one, tensor)]
+    if unwrapped:
+        why = f"uses an argument of class {type(unwrapped[0]).__name__} as one of class {type(tensor).__name__}, as "
+        why += "`as_subclass` gives it: no operator tells that it is the argument"
+        return spoken_name(func), why, "pass it as a plain tensor"
     if is_parametrized_cache(tensor):
         why = "was entered around the call: torch computes parameters once and keeps them, so a change could not be noticed"
         return "parametrize.cached", why, "enter it inside of the program"

@@ -21,7 +21,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
-from treeplay.torch_seam.autograd import is_computed_again
+from treeplay.torch_seam.autograd import is_accumulating, is_computed_again
 from treeplay.torch_seam.casts import note_casts
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
@@ -45,6 +45,7 @@ from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
 from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.begins import BEGINS, from_start
+from treeplay.trace.run.gradients import as_taken_over
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.of_constants import answer_of_constants
@@ -138,7 +139,7 @@ class Tracer(TorchDispatchMode):
         told = self._on_fakes.foretold(func, args, kwargs)
         # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
         is_untold = func is not aten.instance_norm.default and bool(written_untold(func, args, kwargs))
-        func, args, kwargs = self._settle(func, args, kwargs)
+        func, args, kwargs = self._settle(func, args, kwargs, told)
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
@@ -155,7 +156,7 @@ class Tracer(TorchDispatchMode):
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
         return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
 
-    def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    def _settle(self, func: Any, args: Any, kwargs: Any, told: Answer | None) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
         ask_exponent(func, args)
         # Where an operator wants a plain number it gets today's value, guarded.
@@ -167,6 +168,8 @@ class Tracer(TorchDispatchMode):
         if func in LIFTS:
             # The constant serves every replay: the program gets a copy, which it may write to or return.
             return aten.lift_fresh_copy.default, args, kwargs
+        if func is aten.new_empty_strided.default and told is None and is_accumulating():
+            return func, as_taken_over(args), kwargs
         return func, args, kwargs
 
     def _is_idle(self, func: Any, args: Any) -> bool:
@@ -231,7 +234,7 @@ class Tracer(TorchDispatchMode):
             return self.constants.lifted(tensor, where)
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
-        unknown = (*why_unknown(func, tensor), where)
+        unknown = (*why_unknown(func, tensor, self.lasting.arguments.values()), where)
         if self.goes_on:
             # Noted and not raised: the trace goes on behind it.
             self.refuse(*unknown)
@@ -278,6 +281,7 @@ class Tracer(TorchDispatchMode):
         """Drop every tensor; afterwards only what the user kept is still alive."""
         self.tape.forget()
         self.recurrent.forget()
+        self.lasting.arguments = {}
 
 
 # torch has wrapped it to keep Dynamo away, which a trace does as a whole.

@@ -14,19 +14,27 @@ import enum
 import io
 import threading
 from collections.abc import Iterable
-from types import FunctionType
 from typing import Any
 
 import torch
 
-from treeplay.guards.entries import users_attributes
+from treeplay.guards.entries import is_found_on, users_attributes
 from treeplay.torch_seam.layers import MODULE_HOOKS, MODULE_TABLES, OPTIMIZER_HOOKS, OPTIMIZER_OWN
 from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_library, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_iterator, module_of, slots_of, table_of
+from treeplay.values.kinds import (
+    PLAIN,
+    gives_items_in_python,
+    hands_items_out,
+    is_a,
+    is_iterator,
+    module_of,
+    slots_of,
+    table_of,
+)
 from treeplay.values.place import How, Place
 
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(MODULE_HOOKS)
@@ -112,7 +120,10 @@ class SurveyedObjects:
     def instance(self, value: Any, place: Place, needs: Names) -> None:
         """Follow an object of any other class."""
         cls = type(value)
-        hides_items = is_iterator(value) and not is_a(value, io.IOBase) and not _gives_items_in_python(cls)
+        is_in_python = origin(cls) is ALWAYS and gives_items_in_python(
+            cls
+        )  # the user's own code, which runs in the trace
+        hides_items = is_iterator(value) and not is_a(value, io.IOBase) and not is_in_python
         if hides_items or hands_items_out(value):
             self._walk.iterators.append((needs, place))
         module = module_of(cls)
@@ -152,8 +163,14 @@ class SurveyedObjects:
         self._walk.found.objects[id(cls)] = place
         if origin(cls) is ALWAYS:
             self._walk.classes.append(cls)
-        for name, _value in _data_of(cls):
-            self._walk.enter_place(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name})
+        for name, value in _data_of(cls):
+            here, needs = place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name}
+            if is_found_on(
+                type(cls), name
+            ):  # by a property of the metaclass: nobody can assign what only instances see
+                self._walk.enter(value, self._walk.root(value, str(here)), needs)
+            else:
+                self._walk.enter_place(here, needs)
         if origin(cls) is ALWAYS:
             self._methods_of_other_kinds(cls, place)
 
@@ -209,10 +226,3 @@ def _data_of(cls: type) -> list[tuple[str, Any]]:
         for name, value in vars(cls).items()
         if name[:2] != "__" and not callable(value) and not hasattr(type(value), "__get__")
     ]
-
-
-def _gives_items_in_python(cls: type) -> bool:
-    """Whether an iterator's items come from code of the user's own, which runs in the trace and keeps what it keeps in
-    attributes, as that of any object does."""
-    giving = [vars(base)["__next__"] for base in cls.__mro__ if "__next__" in vars(base)]
-    return origin(cls) is ALWAYS and all(is_a(method, FunctionType) for method in giving)

@@ -88,9 +88,13 @@ def _check_complete(program: Callable[..., Any], found: Survey) -> None:
 def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
     if not found.iterators:
         return
+    place = found.iterators[0]
+    is_global = (
+        place.how is How.ITEM and is_a(place.holder, dict) and place.holder.keys() >= {"__builtins__", "__name__"}
+    )
     raise Refusal.of(
-        str(found.iterators[0]),
-        f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
+        f"{place.holder['__name__']}.{place.key}" if is_global else str(place),
+        f"is a {type(place.read()).__name__} that the program can take items from; a recording "
         "would not, and a trace would use one up",
         "take the item outside and pass it as an argument",
         home_of(program),

@@ -120,9 +120,8 @@ class SurveyedObjects:
     def instance(self, value: Any, place: Place, needs: Names) -> None:
         """Follow an object of any other class."""
         cls = type(value)
-        is_in_python = origin(cls) is ALWAYS and gives_items_in_python(
-            cls
-        )  # the user's own code, which runs in the trace
+        # The user's own code runs in the trace.
+        is_in_python = origin(cls) is ALWAYS and gives_items_in_python(cls)
         hides_items = is_iterator(value) and not is_a(value, io.IOBase) and not is_in_python
         if hides_items or hands_items_out(value):
             self._walk.iterators.append((needs, place))
@@ -165,9 +164,8 @@ class SurveyedObjects:
             self._walk.classes.append(cls)
         for name, value in _data_of(cls):
             here, needs = place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name}
-            if is_found_on(
-                type(cls), name
-            ):  # by a property of the metaclass: nobody can assign what only instances see
+            # By a property of the metaclass: nobody can assign what only instances see.
+            if is_found_on(type(cls), name):
                 self._walk.enter(value, self._walk.root(value, str(here)), needs)
             else:
                 self._walk.enter_place(here, needs)

@@ -89,9 +89,8 @@ def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
     if not found.iterators:
         return
     place = found.iterators[0]
-    is_global = (
-        place.how is How.ITEM and is_a(place.holder, dict) and place.holder.keys() >= {"__builtins__", "__name__"}
-    )
+    is_in_dict = place.how is How.ITEM and is_a(place.holder, dict)
+    is_global = is_in_dict and place.holder.keys() >= {"__builtins__", "__name__"}
     raise Refusal.of(
         f"{place.holder['__name__']}.{place.key}" if is_global else str(place),
         f"is a {type(place.read()).__name__} that the program can take items from; a recording "

@@ -18,7 +18,12 @@ from treeplay.trace.signature.make import make_signature, mentions
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
 from treeplay.trace.signature.slots import find_writes
-from treeplay.trace.signature.stores import note_what_is_gone, stores_of_the_same, stores_over_stand_ins, stores_unread
+from treeplay.trace.signature.stores import (
+    note_what_is_as_before,
+    stores_of_the_same,
+    stores_over_stand_ins,
+    stores_unread,
+)
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.schedules import Schedules
 from treeplay.trace.turn import Busy
@@ -65,7 +70,7 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
     else:
         run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
         results = Results(run.tracer, run.found)
-        note_what_is_gone(run)
+        note_what_is_as_before(run)
         run.snapshot.assigned = [*stores_of_the_same(run), *stores_over_stand_ins(run)]
         run.snapshot.unread = stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.

@@ -28,7 +28,8 @@ def put_back_stores(run: TracedRun) -> None:
 
 
 def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
-    """Refuse a program that changed an object which no replay changes, and undo it; or a module, if only by the same again."""
+    """Refuse a program that changed an object which no replay changes, and undo it; or an attribute that a module computes, if
+    only by the same again: torch's settings are such, and operators ask for them."""
     known = _places_known(run)
     changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
     for value, name, before in changed:
@@ -37,12 +38,13 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     in_modules = [
         (noted.object, name)
         for noted in modules
-        for name in (*noted.assigned, *(name for name, begun in noted.patched.items() if begun))
+        for name in (*_computed(noted.assigned), *(name for name, begun in noted.patched.items() if begun))
         if not known(noted.object, name)
     ]
     for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
+        owner = value.__name__ if isinstance(value, ModuleType) else type(value).__name__
         raise Refusal.of(
-            f"{type(value).__name__}.{name}",
+            f"{owner}.{name}",
             "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
             "change it outside of the program, or keep the object in an attribute, a closure or a global",
             noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
@@ -58,6 +60,11 @@ def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
         return table is None or id(table) in run.found.containers or (id(table), name) in cells
 
     return is_known
+
+
+def _computed(assigned: dict[str, Any]) -> Iterator[str]:
+    """The names of attributes that were in no dictionary before they were assigned."""
+    return (name for name, before in assigned.items() if before is ABSENT)
 
 
 def _put_back(value: Any, name: str, before: Any) -> None:
@@ -79,12 +86,15 @@ def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
     }
 
 
-def note_what_is_gone(run: TracedRun) -> None:
+def note_what_is_as_before(run: TracedRun) -> None:
     """Attributes that were absent, and that the run assigned and took away again, count as read: what somebody has put there
-    meanwhile, a replay would have to take away."""
+    meanwhile, a replay would have to take away. So do those of modules that no replay assigns, and that the run put back."""
+    known = _places_known(run)
     for noted in run.reads.objects.values():
+        is_module = isinstance(noted.object, ModuleType)
         for name, before in noted.assigned.items():
-            if before is ABSENT and entry_of(noted.object, name) is ABSENT:
+            is_no_slot = before is ABSENT or (is_module and not known(noted.object, name))
+            if is_no_slot and entry_of(noted.object, name) is before:
                 noted.read.setdefault(name)
 
 

@@ -14,7 +14,7 @@ import torch
 
 import treeplay
 from support import assert_same, jit
-from support.installed import FILE
+from support.installed import FILE, package
 
 
 @pytest.mark.parametrize("name", ["scale", "_scale"])
@@ -240,3 +240,82 @@ def test_an_object_of_a_class_that_type_made_of_an_abstract_one_counts() -> None
     for call in range(1, 7):
         assert_same(program(torch.ones(2)), torch.full((2,), call - 1.0))
         assert counter.counts["calls"] == call
+
+
+FLAGGED = """
+import sys
+
+flag, total = False, 0.0
+
+class Backward:
+    def put_back(self, x):
+        module = sys.modules["a_library"]
+        module.flag = True
+        try:
+            return (x * 2 if module.flag else x) - 1
+        finally:
+            module.flag = False
+
+    def left(self, x):
+        module = sys.modules["a_library"]
+        module.total = module.total + 1
+        return x * 2 - 1
+"""
+
+
+def test_a_flag_that_a_method_of_a_library_sets_in_its_module_and_puts_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = package(FLAGGED, monkeypatch)
+    owner = made.Backward()
+    program = jit(lambda x: owner.put_back(x))
+    for flag in (False, False, False, True, False, False, False):
+        made.flag = flag  # after each call it is what the method leaves
+        assert_same(program(torch.arange(3.0)), torch.arange(3.0) * 2 - 1)
+        assert made.flag is False
+    assert program.statistics().replays >= 4
+
+
+def test_what_a_method_of_a_library_leaves_in_its_module_is_refused_by_the_modules_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = package(FLAGGED, monkeypatch)
+    owner = made.Backward()
+    program = treeplay.jit(lambda x: owner.left(x), lower="aten")
+    with pytest.warns(UserWarning, match=r"a_library\.total: the program"):
+        for call in range(1, 5):
+            assert_same(program(torch.arange(3.0)), torch.arange(3.0) * 2 - 1)
+            assert made.total == call
+
+
+def test_warnings_that_are_caught_inside() -> None:
+    def program(x: torch.Tensor, scale: float) -> torch.Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                warnings.warn("here", stacklevel=1)
+            except UserWarning:
+                return x * scale - 1
+        return x
+
+    jitted, before = jit(program), warnings.filters
+    for _ in range(5):
+        assert_same(jitted(torch.arange(3.0), 2.0), torch.arange(3.0) * 2 - 1)
+        assert warnings.filters is before
+    assert jitted.statistics().replays == 4
+
+
+def test_a_setting_of_torch_that_is_put_back_is_refused() -> None:
+    """Operators ask for it, and a replay would run them without."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        before = torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled = not before
+        try:
+            return x * 2 - 1
+        finally:
+            torch.backends.cudnn.enabled = before
+
+    jitted = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match=r"torch\.backends\.cudnn\.enabled: the program assigns"):
+        for _ in range(3):
+            assert_same(jitted(torch.arange(3.0)), torch.arange(3.0) * 2 - 1)
+    assert jitted.statistics().replays == 0

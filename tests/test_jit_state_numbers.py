@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import treeplay
 from support import assert_same, jit
+from support.installed import package
 from treeplay.trace import jit as jit_trace
 from treeplay.tree import audit
 
@@ -720,6 +721,97 @@ def test_counters_elsewhere(where: str) -> None:
         assert_same(jitted(x), x * call - 1)
         assert _calls + inside + module.steps == call
     assert jitted.statistics().replays == 7
+
+
+A_LIBRARY = """
+import math, torch
+
+class Counter:
+    def __init__(self):
+        self.rate, self.count, self.table = 1.0, 0, {"count": 0}
+
+    def attribute(self, x):
+        self.count += 1
+        return x * math.sqrt(1 - 0.9 ** self.count) - 1
+
+    def item(self, x):
+        self.table["count"] += 1
+        return x * self.table["count"] - 1
+
+    def through_another_method(self, x):
+        return self.attribute(x) - self.item(x)
+
+    def set_outside(self, x):
+        return x * self.rate - 1
+
+class Around:
+    def __init__(self):
+        self.inner = Counter()
+
+    def of_another_object(self, x):
+        return self.inner.through_another_method(x) - self.inner.set_outside(x)
+
+class Sign(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                p.mul_(group["lr"] / state["step"]).sub_(p.grad.sign(), alpha=1 / group["count"])
+"""
+
+
+@pytest.mark.parametrize("method", ["attribute", "item", "through_another_method"])
+def test_what_a_class_of_an_installed_package_counts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = package(A_LIBRARY, monkeypatch)
+    mine, twin = library.Counter(), library.Counter()
+    jitted = jit(lambda x: getattr(mine, method)(x))
+    for call in range(8):
+        x = torch.arange(3.0) + call
+        assert_same(jitted(x), getattr(twin, method)(x))
+        assert vars(mine) == vars(twin)
+    assert jitted.statistics().replays == 7
+
+
+def test_a_number_of_an_object_of_an_installed_package_that_is_set_between_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = package(A_LIBRARY, monkeypatch)
+    mine, twin = library.Around(), library.Around()
+    jitted = jit(lambda x: mine.of_another_object(x))
+    for call in range(8):
+        mine.inner.rate = twin.inner.rate = 1.0 + call / 3
+        x = torch.arange(3.0) + call
+        assert_same(jitted(x), twin.of_another_object(x))
+        assert vars(mine.inner) == vars(twin.inner)
+    assert jitted.statistics().replays == 6 and jitted.statistics().recordings == 1
+
+
+def test_an_optimizer_of_an_installed_package_counts_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = package(A_LIBRARY, monkeypatch)
+    weights = [nn.Parameter(torch.arange(3.0)) for _ in range(2)]
+    optimizers = [library.Sign([weight]) for weight in weights]
+
+    def step(at: int, x: Tensor) -> Tensor:
+        weights[at].grad = None
+        loss = (weights[at] * x).sum()
+        loss.backward()
+        optimizers[at].step()
+        return loss.detach()
+
+    jitted = jit(lambda x: step(0, x))
+    for call in range(8):
+        x = torch.arange(3.0) - call
+        assert_same(jitted(x), step(1, x))
+        assert_same(weights[0].detach(), weights[1].detach())
+        counts = [(o.param_groups[0]["count"], *(state["step"] for state in o.state.values())) for o in optimizers]
+        assert counts[0] == counts[1] == (call + 1, call + 1)
+    assert jitted.statistics().replays >= 6
 
 
 def test_a_training_step_with_a_counter_and_an_annealed_weight() -> None:

@@ -560,7 +560,7 @@ def test_a_saved_state_of_torchs_settings_that_the_program_loads_is_refused() ->
     try:
         for k in range(3):
             config.verbose = not was
-            with pytest.warns(UserWarning, match="ConfigModule") if k == 1 else contextlib.nullcontext():
+            with pytest.warns(UserWarning, match="torch._dynamo.config") if k == 1 else contextlib.nullcontext():
                 jitted(torch.ones(3))
             assert config.verbose == was
     finally:
@@ -627,3 +627,19 @@ def test_a_setting_of_torchs_that_the_program_sets_to_what_it_is_is_guarded() ->
         assert config.verbose == was
     finally:
         config.verbose = was
+
+
+def test_an_attribute_that_a_module_keeps_elsewhere_is_not_lost() -> None:
+    def program(x: Tensor) -> Tensor:
+        torch.backends.cudnn.deterministic = True  # which a property of the module's class takes
+        return x * 2 - 1
+
+    before = torch.backends.cudnn.deterministic
+    jitted = treeplay.jit(program, on_refusal="eager")
+    try:
+        for _ in range(6):
+            torch.backends.cudnn.deterministic = False
+            assert torch.equal(jitted(torch.ones(3)), torch.ones(3))
+            assert torch.backends.cudnn.deterministic
+    finally:
+        torch.backends.cudnn.deterministic = before

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import site
+import sysconfig
+
 import pytest
 import torch
 
-from treeplay.observe.lines import failed_call, is_users, is_users_or_text, running_call, user_location
+from treeplay.observe.lines import failed_call, is_own, is_users, is_users_or_text, running_call, user_location
 
 
 def test_torch_and_treeplay_are_not_the_users() -> None:
@@ -74,3 +77,18 @@ def test_typing_extensions_is_no_code_of_a_users() -> None:
     """Any import runs it, and what it asks for the type of was no number of the program's."""
     extensions = pytest.importorskip("typing_extensions")
     assert not is_users(extensions.__file__) and not is_users_or_text(extensions.__file__)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        sysconfig.get_paths()["purelib"],
+        site.getusersitepackages(),
+        "/another/environment/lib/python3.11/site-packages",
+        f"{sysconfig.get_paths()['stdlib']}/site-packages",
+        "/usr/lib/python3/dist-packages",
+    ],
+)
+def test_packages_are_installed_in_folders_of_other_environments_too(folder: str) -> None:
+    assert is_users(f"{folder}/a_library/layers.py") and not is_own(f"{folder}/a_library/layers.py")
+    assert not is_users(f"{folder}/typing_extensions.py")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 
 FILE = f"{sysconfig.get_paths()['purelib']}/a_library/layers.py"
@@ -15,3 +18,12 @@ def library(source: str, **names: Any) -> dict[str, Any]:
     scope = {"__name__": "a_library.layers", "torch": torch, **names}
     exec(compile(source, FILE, "exec"), scope)
     return scope
+
+
+def package(source: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that `source` makes, known to Python as an installed one."""
+    made = ModuleType("a_library")
+    made.__file__ = FILE
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    exec(compile(source, FILE, "exec"), vars(made))
+    return made

@@ -29,22 +29,27 @@ _PLUMBING = tuple(
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _TEXT = "<string>"
 _SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
-# A part of the standard library that is installed apart: any import runs it.
-_TYPING = tuple(f"{site}typing_extensions.py" for site in _SITE)
+# An environment may use packages of another one, of the user or of the system, whose folders nothing of this Python's tells.
+_NAMES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_TYPING = f"{os.sep}typing_extensions.py"  # a part of the standard library that is installed apart: any import runs it
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_SITE) or any(name in file for name in _NAMES)
 
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a source file is the user's or a third party's, not torch's, ours or the standard library's."""
-    if file.startswith(("<frozen", "<treeplay", _TEXT, TORCH, OURS)) or file in _TYPING:
+    if file.startswith(("<frozen", "<treeplay", _TEXT, TORCH, OURS)):
         return False
-    return file.startswith(_SITE) or not file.startswith(_STDLIB)
+    return not file.endswith(_TYPING) if _is_installed(file) else not file.startswith(_STDLIB)
 
 
 @lru_cache(maxsize=4096)
 def is_own(file: str) -> bool:
     """Whether a source file is the user's own, not that of an installed package."""
-    return is_users(file) and not file.startswith(_SITE)
+    return is_users(file) and not _is_installed(file)
 
 
 def is_users_or_text(file: str) -> bool:

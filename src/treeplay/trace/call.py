@@ -32,6 +32,8 @@ class Call:
     """The ways to numbers in the program's state that are inputs, too."""
     is_plain: bool = False
     """Whether these stay the numbers that they are. What the program writes there is no matter then."""
+    ran: set[str] = field(default_factory=set)
+    """The names in code of the program that traces of its calls saw run; each trace adds its own."""
 
     @contextmanager
     def with_leaves(self, others: Mapping[int, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -90,18 +92,20 @@ def call_of(
     opens: Callable[[Any], bool] = is_unhashable,
     *,
     takes_arrays: bool = False,
+    ran: set[str] | None = None,
 ) -> Call:
     """A call with these arguments. `opens` says which objects among them count as what they hold; with `takes_arrays`, a NumPy
-    array counts as a tensor, be it an argument or in a dictionary, list or tuple among them."""
+    array counts as a tensor, be it an argument or in a dictionary, list or tuple among them. `ran`: the names that ran."""
+    ran = set() if ran is None else ran
     leaves, structure = flatten((args, kwargs), opens=opens, opens_sets=True)
     found = {at: leaf for at, leaf in enumerate(leaves) if can_be_a_tensor(leaf)} if takes_arrays else {}
     if not found:
-        return Call(args, kwargs, leaves, structure)
+        return Call(args, kwargs, leaves, structure, ran=ran)
     arrays: dict[int, Any] = {}
     structure = _with_arrays(structure, found, arrays)
     for at, array in arrays.items():
         leaves[at] = torch.from_numpy(array)
-    return Call(args, kwargs, leaves, structure, arrays=arrays)
+    return Call(args, kwargs, leaves, structure, arrays=arrays, ran=ran)
 
 
 def _with_arrays(part: Leaf | Structure, found: Mapping[int, Any], taken: dict[int, Any]) -> Leaf | Structure:

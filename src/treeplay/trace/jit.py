@@ -57,6 +57,7 @@ from treeplay.trace.run.watch import WatchFunctions
 from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, with_guards
 from treeplay.trace.signature.outcome import outcome_of
 from treeplay.trace.signature.stores import put_back_stores
+from treeplay.trace.survey.names import read_in
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.averages import averages_without_asking
@@ -148,6 +149,7 @@ def _trace(
             # No name here: the exception would hold the frame that holds it.
             raise _told(refusal, run) from refusal.__cause__
         finally:
+            call.ran.update(read_in((reads.code or {}).values()))
             tracer.world.reads = None  # or each would keep the other, by the numbers of which something was read
             generators.note(reads)
             _undo(run, partial(_tell_apart, run, is_shared=is_shared))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.installed import FILE
+from support.installed import FILE, package
 from treeplay.trace.call import call_of
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.program import survey
@@ -253,6 +253,15 @@ def test_of_the_objects_of_a_library_numbers_are_not_watched_for_names_that_code
     found = survey(lambda name: (getattr(held, name), held.schedule))
     assert "held.mine" in watched(found)
     assert "held.schedule.last_epoch" not in watched(found)
+
+
+def test_of_code_that_is_known_to_run_numbers_count_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a class of an installed package no survey follows every method."""
+    source = "class Keeper:\n    def __init__(self):\n        self.rate, self.mode, self.other = 2.0, 'add', 3.0\n"
+    keeper = package(source, monkeypatch).Keeper()
+    assert watched(survey(lambda: keeper.update())).keys().isdisjoint({"keeper.rate", "keeper.mode"})
+    found = watched(survey(lambda: keeper.update(), ran={"rate", "mode"}))
+    assert found["keeper.rate"] == 2.0 and found.keys().isdisjoint({"keeper.mode", "keeper.other"})
 
 
 def test_cycles_and_shared_objects_are_visited_once() -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from treeplay.errors import Refusal
-from treeplay.guards.entries import entry_of
+from treeplay.guards.entries import entry_of, is_found_on
 from treeplay.guards.walk.reach import Findings
 from treeplay.torch_seam.flags import is_setting
 from treeplay.torch_seam.patched import ABSENT
@@ -29,7 +29,7 @@ def put_back_stores(run: TracedRun) -> None:
                 if entry_of(noted.object, name) is not before:
                     _put_back(noted.object, name, before)
                     run.unseen.append((noted.object, name))
-                elif isinstance(noted.object, ModuleType) and not is_setting(noted.object, name):
+                elif isinstance(noted.object, ModuleType) and not _is_computed(noted.object, name):
                     noted.read.setdefault(name)
 
 
@@ -44,13 +44,14 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     in_modules = [
         (noted.object, name)
         for noted in modules
-        if id(noted.object) not in findings.seen
         for name in noted.assigned
         if not known(noted.object, name) and not is_setting(noted.object, name)
+        if id(noted.object) not in findings.seen or _is_computed(noted.object, name)
     ]
     for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
+        owner = value.__name__ if isinstance(value, ModuleType) else type(value).__name__
         raise Refusal.of(
-            f"{type(value).__name__}.{name}",
+            f"{owner}.{name}",
             "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
             "change it outside of the program, or keep the object in an attribute, a closure or a global",
             noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
@@ -68,6 +69,11 @@ def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
         return table is None or id(table) in run.found.containers or (id(table), name) in cells
 
     return is_known
+
+
+def _is_computed(module: ModuleType, name: str) -> bool:
+    """Whether a module keeps an attribute elsewhere than in its dictionary, as torch does many of its settings."""
+    return is_setting(module, name) or is_found_on(type(module), name)
 
 
 def _put_back(value: Any, name: str, before: Any) -> None:

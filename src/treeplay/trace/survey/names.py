@@ -12,7 +12,7 @@ import dis
 import enum
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from treeplay.guards.reads.names import (
     takes_tables,
     values_within,
 )
-from treeplay.observe.lines import is_own_or_text, is_users
+from treeplay.observe.lines import is_own_or_text, is_users, is_users_or_text
 from treeplay.values.arithmetic import FUNCTIONS
 from treeplay.values.kinds import module_of
 
@@ -87,10 +87,11 @@ _COMPUTED: dict[type, Callable[[CodeType], bool]] = {str: _computes_attributes, 
 
 
 class ReadNames:
-    """The names in the code of the functions that the program can run."""
+    """The names in the code of the functions that the program can run; `ran`, those in code that an earlier run is known to
+    have run, which a survey need not come to: of classes of installed packages not every method is followed."""
 
-    def __init__(self) -> None:
-        self._values: set[str | ItemName | _Mark] = set()  # read as values, or strings
+    def __init__(self, ran: Set[str] = frozenset()) -> None:
+        self._values: set[str | ItemName | _Mark] = {*ran}  # read as values, or strings
         self.any: set[str | ItemName | _Mark] = set()  # with those of methods
         self.of_math: set[str] = set()  # functions of `math` that are read as values
         self._own: set[str | ItemName | _Mark] = set()  # those in code that is not of an installed package
@@ -123,6 +124,12 @@ class ReadNames:
     def has_iterator(self, needs: Names) -> bool:
         """Whether an iterator counts as read that needs these names."""
         return needs <= self.any or needs - FOREIGN <= self._own
+
+
+def read_in(code: Iterable[CodeType]) -> set[str]:
+    """The names that the program's part of this code reads as values, and its strings."""
+    names = (values_within(one) | strings_within(one) for one in code if is_users_or_text(one.co_filename))
+    return set().union(*names)
 
 
 def is_of_library(module: str) -> bool:

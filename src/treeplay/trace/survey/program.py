@@ -61,9 +61,10 @@ _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 _MOST_KEYED = 128  # so are those in a larger dictionary, unless code has their keys
 
 
-def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
-    """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
-    walk = SurveyWalk()
+def survey(program: Any, extra: Iterable[Any] = (), ran: Set[str] = frozenset()) -> Survey:
+    """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors), `ran` the
+    names in code that is known to run."""
+    walk = SurveyWalk(ran)
     with DisableTorchFunctionSubclass():  # a tensor's class is not asked either
         walk.enter(program, walk.root(program, "program"), ALWAYS)
         for index, value in enumerate(extra):

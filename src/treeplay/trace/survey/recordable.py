@@ -24,7 +24,7 @@ def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
     objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
     of_tensors = [type(leaf) for leaf in call.leaves if is_a(leaf, torch.Tensor)]  # whose code operators run
-    return survey(program, [*objects, *classes_in(call.structure), *of_tensors])
+    return survey(program, [*objects, *classes_in(call.structure), *of_tensors], call.ran)
 
 
 def plain_values_of(program: Callable[..., Any], call: Call) -> dict[Trail | int, Any]:

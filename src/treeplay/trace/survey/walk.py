@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import enum
+from collections.abc import Set
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -31,9 +32,9 @@ _MOST_OBJECTS = 200_000
 class SurveyWalk:
     """What was met and found. `needs` are the names on the way to a value."""
 
-    def __init__(self) -> None:
+    def __init__(self, ran: Set[str] = frozenset()) -> None:
         self.found = Survey()
-        self.names = ReadNames()
+        self.names = ReadNames(ran)
         self.seen: set[int] = set()
         self.candidates: list[tuple[Names, Place, Any]] = []  # plain values, of which those count that code can read
         self.iterators: list[tuple[Names, Place]] = []

@@ -95,7 +95,7 @@ class Keys:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call with these arguments, taken apart."""
-        call = call_of(args, kwargs, self._opens, takes_arrays=self._may_free_numbers)
+        call = call_of(args, kwargs, self._opens, takes_arrays=self._may_free_numbers, ran=self.state.ran)
         return self.state.marked(self._numbers.marked(call))
 
     def varies(self, entry: Entry, key: Key, call: Call) -> bool:

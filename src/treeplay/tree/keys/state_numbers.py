@@ -30,6 +30,8 @@ class StateNumbers:
     def __init__(self, *, may_be_inputs: bool) -> None:
         self._may_be_inputs = may_be_inputs
         self.trails: tuple[Trail, ...] = ()
+        self.ran: set[str] = set()
+        """The names in code that traces saw run, also where no survey followed it: a number is read under these."""
         self._fixed: dict[Trail, Location | None] = {}  # with where the program needs the number itself
 
     def marked(self, call: Call) -> Call:

@@ -245,7 +245,7 @@ def test_an_object_of_a_class_that_type_made_of_an_abstract_one_counts() -> None
 FLAGGED = """
 import sys
 
-flag, total = False, 0.0
+flag, total, last = False, 0.0, None
 
 class Backward:
     def put_back(self, x):
@@ -259,6 +259,10 @@ class Backward:
     def left(self, x):
         module = sys.modules["a_library"]
         module.total = module.total + 1
+        return x * 2 - 1
+
+    def keeps(self, x, last):
+        sys.modules["a_library"].last = last
         return x * 2 - 1
 """
 
@@ -284,6 +288,19 @@ def test_what_a_method_of_a_library_leaves_in_its_module_is_refused_by_the_modul
         for call in range(1, 5):
             assert_same(program(torch.arange(3.0)), torch.arange(3.0) * 2 - 1)
             assert made.total == call
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(3), lambda: [torch.ones(3)], lambda: {"a": torch.ones(3)}])
+def test_an_argument_that_a_method_of_a_library_leaves_in_its_module_is_refused(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = package(FLAGGED, monkeypatch)
+    owner, first, second = made.Backward(), make(), make()
+    program = treeplay.jit(lambda x, last: owner.keeps(x, last), lower="aten")
+    with pytest.warns(UserWarning, match=r"a_library\.last: the program"):
+        for last in (first, first, first, second, first):
+            assert_same(program(torch.arange(3.0), last), torch.arange(3.0) * 2 - 1)
+            assert made.last is last
 
 
 def test_warnings_that_are_caught_inside() -> None:

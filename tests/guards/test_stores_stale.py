@@ -643,3 +643,17 @@ def test_an_attribute_that_a_module_keeps_elsewhere_is_not_lost() -> None:
             assert torch.backends.cudnn.deterministic
     finally:
         torch.backends.cudnn.deterministic = before
+
+
+def test_an_argument_that_a_librarys_module_holds_already_is_stored_anew_in_each_call() -> None:
+    def program(x: Tensor, given: Tensor) -> Tensor:
+        types.treeplay_last = given  # type: ignore[attr-defined]
+        return x * 2 - 1
+
+    jitted, given = treeplay.jit(program, on_refusal="eager"), [torch.full((3,), float(k)) for k in range(3)]
+    try:
+        for k in (0, 0, 0, 1, 1, 2, 0):
+            jitted(torch.ones(3), given[k])
+            assert types.treeplay_last is given[k]  # type: ignore[attr-defined]
+    finally:
+        del types.treeplay_last  # type: ignore[attr-defined]

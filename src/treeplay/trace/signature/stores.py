@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from treeplay.errors import Refusal
 from treeplay.guards.entries import entry_of, is_found_on
+from treeplay.guards.reads.reads import ObjectReads
 from treeplay.guards.walk.reach import Findings
 from treeplay.torch_seam.flags import is_setting
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.traced import TracedRun
-from treeplay.values.kinds import table_of
+from treeplay.values.kinds import PLAIN, is_a, table_of
 from treeplay.values.place import How, Place
 
 
@@ -29,8 +30,11 @@ def put_back_stores(run: TracedRun) -> None:
                 if entry_of(noted.object, name) is not before:
                     _put_back(noted.object, name, before)
                     run.unseen.append((noted.object, name))
-                elif isinstance(noted.object, ModuleType) and not _is_computed(noted.object, name):
-                    noted.read.setdefault(name)
+                elif isinstance(noted.object, ModuleType) and not is_setting(noted.object, name):
+                    if _is_for_each_call(noted, name, run):
+                        noted.read.setdefault(name)
+                    else:
+                        run.unseen.append((noted.object, name))
 
 
 def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
@@ -44,9 +48,9 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     in_modules = [
         (noted.object, name)
         for noted in modules
+        if id(noted.object) not in findings.seen
         for name in noted.assigned
         if not known(noted.object, name) and not is_setting(noted.object, name)
-        if id(noted.object) not in findings.seen or _is_computed(noted.object, name)
     ]
     for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
         owner = value.__name__ if isinstance(value, ModuleType) else type(value).__name__
@@ -71,9 +75,15 @@ def _places_known(run: TracedRun) -> Callable[[Any, str], bool]:
     return is_known
 
 
-def _is_computed(module: ModuleType, name: str) -> bool:
-    """Whether a module keeps an attribute elsewhere than in its dictionary, as torch does many of its settings."""
-    return is_setting(module, name) or is_found_on(type(module), name)
+def _is_for_each_call(noted: ObjectReads, name: str, run: TracedRun) -> bool:
+    """Whether a module's attribute that is what it was is so after each call that finds it so: not what the program may have
+    from somewhere else, which another call would put there anew. Of what the module's class computes, as torch does many of its
+    settings, nothing is known."""
+    before = noted.assigned[name]
+    if before is ABSENT:
+        return not is_found_on(type(noted.object), name)
+    is_put_back = is_a(before, list) and name in noted.read and id(before) not in run.found.given
+    return is_put_back or is_a(before, (*PLAIN, FunctionType, BuiltinFunctionType))
 
 
 def _put_back(value: Any, name: str, before: Any) -> None:

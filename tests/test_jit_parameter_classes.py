@@ -138,7 +138,7 @@ def test_a_module_that_hangs_on_a_parameter_is_state() -> Story:
     yield
 
 
-@follows(refused="is not a plain strided tensor")
+@follows(refused="is not plain memory with a shape and strides")
 def test_a_class_that_hooks_functions_one_day() -> Story:
     class Own(nn.Parameter):
         pass

@@ -19,6 +19,7 @@ from typing import Any
 from treeplay.errors import Explained, InternalError
 from treeplay.observe.internal import kept_errors
 from treeplay.sandbox.interrupts import interrupts
+from treeplay.sandbox.signal_handlers import was_raised_by_handler
 from treeplay.torch_seam.modes import ThreadModes
 
 _MARK = "_treeplay_users_own"
@@ -79,7 +80,7 @@ class Boundary(Unmarked):
 
     def _passes(self, error: Exception) -> bool:
         is_reason = isinstance(error, self._reasons) and not isinstance(error, InternalError)
-        return is_reason or getattr(error, _MARK, False)
+        return is_reason or getattr(error, _MARK, False) or was_raised_by_handler(error)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from treeplay.errors import ProgramRaised
 from treeplay.observe.lines import OURS, failed_call, is_users
+from treeplay.sandbox.signal_handlers import was_raised_by_handler
 from treeplay.values.refusal import Reason
 
 _ANY = "make the line independent of tensors' values, or keep this program eager"
@@ -23,7 +24,10 @@ def of_rule(error: Exception, operator: str) -> None:
 
 
 def program_raised(error: BaseException, running: str = "running without data") -> ProgramRaised:
-    """An exception that came out of a program while it was only looked at."""
+    """An exception that came out of a program while it was only looked at. One that a signal's handler raised is not the
+    program's, and goes on its way from here."""
+    if was_raised_by_handler(error):
+        raise error
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     file = files[-1] if files else ""
     op, what, advice = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from treeplay.errors import Differing, ProgramRaised, RanOtherwise, Refusal, TooEarly, UsageError
 from treeplay.sandbox.boundary import Boundary
+from treeplay.sandbox.signal_handlers import was_raised_by_handler
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.answers import OTHERS, Answers, as_internal
@@ -111,6 +112,8 @@ class CallRecorder:
                 return lambda: UNLIKE
             return partial(answers.refused, entry, refusal, call)
         except Exception as error:
+            if was_raised_by_handler(error):
+                raise
             if recording is not None:
                 return partial(answer_raised, answers, entry, recording, [error], call)
             return partial(answers.broken, entry, as_internal(error, "recording a call"), call)

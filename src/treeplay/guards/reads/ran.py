@@ -14,7 +14,8 @@ from threading import get_ident
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
-from treeplay.guards.reads.machinery import is_of_a_trace
+from treeplay.guards.reads.machinery import is_of_a_handler, is_of_a_trace
+from treeplay.sandbox.signal_handlers import codes_of_handlers
 
 _BASES = type.__dict__["__mro__"].__get__  # past metaclasses, which may be the user's
 _NAMESPACE = type.__dict__["__dict__"].__get__
@@ -32,8 +33,8 @@ class RanCode(Protocol):
     def stop(self) -> None:
         """End it."""
 
-    def pause(self) -> bool:
-        """Note nothing until `resume`; tells whether it noted. A signal's handler may call both between any two lines."""
+    def pause(self) -> None:
+        """Note nothing for a while."""
 
     def resume(self) -> None:
         """Go on noting."""
@@ -63,11 +64,12 @@ class _Profiled:
         self._profile = cProfile.Profile(subcalls=True, builtins=True)
         self._entries: list[Any] = []  # once it has stopped
         self._theirs: Any = None
-        self._has_begun = False  # what is called before is somebody else's profiler's
+        self._handlers: frozenset[CodeType] = frozenset()
         self._is_on = False
         self.is_complete = True
 
     def start(self) -> None:
+        self._handlers = codes_of_handlers()
         self._theirs = sys.getprofile()
         if self._theirs is not None and not callable(self._theirs) and not isinstance(self._theirs, _Profiler):
             self._theirs, self.is_complete = None, False  # in C, as torch's is: nobody could put it back
@@ -82,22 +84,21 @@ class _Profiled:
         self.pause()
         theirs, self._theirs = self._theirs, None
         try:
-            self._entries = self._profile.getstats()
+            self._entries = _without(self._handlers, self._profile.getstats())
         except MemoryError:  # so it calls whatever was raised while it noted something, as by a signal's handler
             self.is_complete = False
         if theirs is not None:
             theirs.enable() if isinstance(theirs, _Profiler) else sys.setprofile(theirs)
 
-    def pause(self) -> bool:
-        was_on, self._is_on = self._is_on, False
-        if self._has_begun:  # whether or not it was on: a handler may come right here
+    def pause(self) -> None:
+        if self._is_on:
             self._profile.disable()
-        return was_on
+            self._is_on = False
 
     def resume(self) -> None:
         if not self._is_on and self.is_complete:
-            self._has_begun = self._is_on = True
             self._profile.enable()
+            self._is_on = True
 
     def code(self) -> dict[int, CodeType]:
         return {id(entry.code): entry.code for entry in self._entries if isinstance(entry.code, CodeType)}
@@ -140,12 +141,13 @@ class _Monitored:
         self._known: dict[tuple[int, str], type] = {}  # of which `_methods` tells, by the `id` of the class
         self._messages: set[str] = set()
         self._thread = 0
+        self._handlers: frozenset[CodeType] = frozenset()
         self._is_on = False
         self.is_complete = True
 
     def start(self) -> None:
         monitoring, events = self._monitoring, self._monitoring.events
-        self._thread = get_ident()
+        self._thread, self._handlers = get_ident(), codes_of_handlers()
         try:
             monitoring.use_tool_id(_TOOL, "treeplay")
         except ValueError:  # another tool has the number
@@ -170,9 +172,8 @@ class _Monitored:
         monitoring.register_callback(_TOOL, events.CALL, None)
         monitoring.free_tool_id(_TOOL)
 
-    def pause(self) -> bool:
-        was_on, self._is_on = self._is_on, False
-        return was_on
+    def pause(self) -> None:
+        self._is_on = False
 
     def resume(self) -> None:
         self._is_on = True
@@ -191,6 +192,8 @@ class _Monitored:
 
     def _on_start(self, code: CodeType, _: int) -> Any:
         if not self._is_on or get_ident() != self._thread:
+            return None
+        if self._handlers and is_of_a_handler(sys._getframe(1), self._handlers):
             return None
         if code is _PASSES_ON:  # by a call with `**`, of which Python 3.12 tells nothing
             caller = sys._getframe(1).f_back
@@ -217,6 +220,21 @@ class _Monitored:
             self._known[id(cls), name] = cls
             owner = next((base for base in _BASES(cls) if name in _NAMESPACE(base)), cls)
             self._methods.add(f"{owner.__name__}.{name}")
+
+
+def _without(handlers: frozenset[CodeType], entries: list[Any]) -> list[Any]:
+    """The profile without the code of handlers of signals, and without what was called by such code alone."""
+    calls = {id(entry.code): entry.callcount for entry in entries}
+    waiting, gone = [entry for entry in entries if entry.code in handlers], set(map(id, handlers))
+    by_id = {id(entry.code): entry for entry in entries}
+    while waiting:
+        for call in waiting.pop().calls or ():
+            key = id(call.code)
+            calls[key] = calls.get(key, 0) - call.callcount
+            if not calls[key] and key in by_id and key not in gone:
+                gone.add(key)
+                waiting.append(by_id[key])
+    return [entry for entry in entries if id(entry.code) not in gone] if handlers else entries
 
 
 _TOOL = 4  # one of the numbers that Python gives to nobody

@@ -11,20 +11,20 @@ noted was not read. Objects of classes that cannot be changed (those of extensio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from functools import partial
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
-from types import CodeType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from treeplay.guards.entries import entry_of
 from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_to, take_out, watch_modules
-from treeplay.guards.reads.machinery import is_of_a_patch, is_of_a_trace
+from treeplay.guards.reads.machinery import is_of_a_handler, is_of_a_patch, is_of_a_trace
 from treeplay.guards.reads.names import entry_taken
 from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
-from treeplay.sandbox.signal_handlers import handled_apart
+from treeplay.sandbox.signal_handlers import codes_of_handlers
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.flags import ConfigModule, is_setting
 from treeplay.values.kinds import is_a, module_of, table_of
@@ -68,7 +68,8 @@ class Reads:
         self._modules: list[ModuleType] = []
         self._further = list(modules)  # which may be among those that are loaded
         self._watched_modules: set[int] = set()
-        self._quiet = ExitStack()  # from what runs at any moment, and is none of the program's
+        self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
+        self._handlers: frozenset[CodeType] = frozenset()  # nor are those of signals
         self._ran = noting()
         self._thread = 0
         # Told of what the program's own code is about to be given by a module, under which name, and of the code.
@@ -85,9 +86,8 @@ class Reads:
         except BaseException:
             self._put_back()
             raise
-        self._quiet.enter_context(without_callbacks())
-        self._quiet.enter_context(handled_apart(self._ran.pause, self._ran.resume))
-        self._quiet.enter_context(handled_apart(self.pause, self.resume))
+        self._quiet.__enter__()
+        self._handlers = codes_of_handlers()
         self._ran.start()
         self.is_noting = True
         _watching.append(self)
@@ -99,9 +99,8 @@ class Reads:
         _watching.remove(self)
         _tell_innermost()
         steps = Teardown()
-        steps.add("noting no code", self._ran.pause)
         steps.add("putting classes and modules back", self._put_back)
-        steps.add("putting the collector's callbacks and handlers of signals back", self._quiet.close)
+        steps.add("putting the collector's callbacks back", partial(self._quiet.__exit__, None, None, None))
         steps.add("leaving the interpreter's events", self._ran.stop)
         error = steps.run()
         if error is not None:
@@ -172,7 +171,7 @@ class Reads:
         if not self.is_noting or get_ident() != self._thread:
             return
         frame = _getframe(2)
-        if is_of_a_trace(frame.f_code):
+        if is_of_a_trace(frame.f_code) or self._is_handling(frame):
             return
         if name == WHOLE:
             # `dis`, which looks at the instructions, is not run by the program.
@@ -194,8 +193,9 @@ class Reads:
     def note_store(self, value: Any, name: str) -> None:
         """`name` of `value` will be assigned or deleted, by the code two frames below."""
         if self.is_noting and get_ident() == self._thread:
-            code = _getframe(2).f_code
-            if is_a(value, ModuleType) and is_of_a_trace(code):  # an import
+            frame = _getframe(2)
+            code = frame.f_code
+            if (is_a(value, ModuleType) and is_of_a_trace(code)) or self._is_handling(frame):  # or an import
                 return
             is_of_settings = is_a(value, ConfigModule)
             if is_of_settings and not is_setting(value, name):  # what such a module notes of itself
@@ -205,6 +205,9 @@ class Reads:
                 noted.assigned[name], noted.stored_at[name] = entry_of(value, name), user_location()
             if is_of_settings and not is_of_a_patch(code):  # it may be set to what it is
                 noted.read[name] = None
+
+    def _is_handling(self, frame: FrameType) -> bool:
+        return bool(self._handlers) and is_of_a_handler(frame, self._handlers)
 
     # --- classes and modules ----------------------------------------------------------------------------------
 

@@ -187,8 +187,8 @@ def _called(node: torch.fx.Node, part: torch.fx.GraphModule) -> str:
 
 def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
     """Raise for a captured graph that makes quantized tensors, or takes or makes tensors of oneDNN's (before torch 2.14, Dynamo
-    ends a graph before it would make one). Such tensors would come out as plain ones: those of the trace are, or what Inductor
-    makes of them, which reads their memory as if it were plain."""
+    ends a graph before it would make one). Their fakes are plain, and so is what would come out; where they are not, Inductor
+    reads such memory as if it were plain."""
     nodes = list(program.graph.nodes) if isinstance(program, torch.fx.GraphModule) else []
     taken = next((at for at, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_mkldnn), None)
     if taken is not None:

@@ -426,6 +426,17 @@ def test_a_graph_with_tensors_of_onednn_runs_as_it_is(dynamic):
     assert torch.equal(found, run(x)) and torch.equal(again, run(x * 2))
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+def test_a_result_of_onednns_layout_keeps_it(inner):
+    def run(x, y):
+        return (x.to_mkldnn() + y.to_mkldnn()).relu()
+
+    given = torch.randn(3, 4), torch.randn(3, 4)
+    found, wanted = compiled(run, inner=inner)(*given), run(*given)
+    assert found.layout is wanted.layout and torch.equal(found.to_dense(), wanted.to_dense())
+
+
 def test_a_loss_of_no_elements_runs_as_it_is_and_is_told_why():
     net = nn.Linear(3, 2)
 

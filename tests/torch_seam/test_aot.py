@@ -72,6 +72,16 @@ def test_a_trace_knows_which_shapes_changed_in_place_and_by_which_steps() -> Non
     assert fakes.view_steps(whole) is None and not fakes.is_reshaped(whole)
 
 
+def test_a_trace_refuses_to_reshape_what_is_made_of_other_tensors() -> None:
+    class Turned(torch.nn.Module):
+        def forward(self, x: Any) -> list[torch.Tensor]:
+            x.t_()
+            return [x * 2 - 1]
+
+    with pytest.raises(RuntimeError, match="Metadata mutations"), aot.traced(Turned(), [pair(2, 3)], None):
+        pass
+
+
 def test_modes_are_read_and_set() -> None:
     assert not flags.is_any_autocast_enabled()
     with torch.autocast("cpu"):

@@ -59,3 +59,23 @@ def test_a_kernel_that_gets_other_loops_stays_behind_those_that_read_what_it_ove
     with keeping_order():
         SchedulerNode.recompute_size_and_body(kernel)
     assert set(kernel.read_writes.reads) == {behind, StarDep("written")}
+
+
+def test_compiled_code_reads_the_sizes_that_it_names_also_where_it_compares_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    from treeplay.torch_seam.inductor import binding_sizes, inductor_config
+
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        PythonWrapperCodegen, "codegen_inputs", lambda wrapper: seen.append(inductor_config.size_asserts)
+    )
+    wrapper: Any = None
+    with inductor_config.patch(size_asserts=False):
+        with binding_sizes():
+            PythonWrapperCodegen.codegen_inputs(wrapper)
+            assert not inductor_config.size_asserts
+        PythonWrapperCodegen.codegen_inputs(wrapper)
+    assert seen == [True, False]

@@ -109,6 +109,8 @@ def _trace(
         stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_arguments
     )
     state, capture = joint._aot_state, joint._aot_graph_capture
+    if capture.maybe_subclass_meta is not None:
+        _refuse_reshaped_wrappers(state.fw_metadata)
     return Traced(
         graph=capture.graph_module,
         inputs=capture.updated_flat_args,
@@ -116,6 +118,15 @@ def _trace(
         facts=state.fw_metadata,
         subclasses=capture.maybe_subclass_meta,
     )
+
+
+def _refuse_reshaped_wrappers(facts: Any) -> None:
+    """What torch's trace refused itself before 2.14, with its words; since then it leaves an argument its old shape."""
+    if any(
+        info.mutates_metadata and hasattr(meta, "attrs")
+        for info, meta in zip(facts.input_info, facts.subclass_inp_meta, strict=True)
+    ):
+        raise RuntimeError("Metadata mutations are currently not allowed on tensor subclasses")
 
 
 def _needs_gradient(value: Any) -> bool:

@@ -12,6 +12,7 @@ import torch._inductor.config as inductor_config
 import torch._prims.rng_prims
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters as torchs_counters
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
@@ -37,6 +38,7 @@ __all__ = [
     "InplaceBernoulliFallback",
     "V",
     "benchmarking",
+    "binding_sizes",
     "compile_fx_inner",
     "compile_lock",
     "fake_tensor_prop",
@@ -81,6 +83,19 @@ def _measuring_apart(original: Callable[..., Any], value: Callable[[], Any]) -> 
 
 benchmarking = Shared(type(benchmarker), "benchmark_gpu", _measuring_apart).wanted
 """For a block, whatever this thread's compile measures on a GPU, it measures inside of the context that a function gives."""
+
+
+def _binding(original: Callable[..., None], is_wanted: Callable[[], bool]) -> Callable[..., None]:
+    def codegen_inputs(wrapper: Any) -> None:
+        with inductor_config.patch(size_asserts=True) if is_wanted() else nullcontext():
+            original(wrapper)
+
+    return codegen_inputs
+
+
+binding_sizes = Shared(PythonWrapperCodegen, "codegen_inputs", _binding).wanted
+"""A context in which compiled code reads each size that it names off the tensors that it is given. From torch 2.14 on, it does
+so only where it compares sizes too, and raises a NameError otherwise."""
 
 
 def _identity() -> torch.fx.GraphModule:

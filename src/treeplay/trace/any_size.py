@@ -27,8 +27,9 @@ from treeplay.trace.log import LoggedCall, first_difference
 from treeplay.trace.rerun import Rerun, is_passed
 from treeplay.trace.signature.guarded import met_of
 from treeplay.trace.turn import Busy
+from treeplay.values.layout import Layout
 from treeplay.values.location import Location
-from treeplay.values.output import Fresh, Static, View
+from treeplay.values.output import Fresh, Static, View, values_used
 from treeplay.values.signature import Argument, Built, Input, Kind, Ref, Signature, values_in
 from treeplay.values.sizes import not_for_all
 from treeplay.values.spec import ANY_SIZE, TensorSpec
@@ -113,6 +114,16 @@ def _apart(refs: Sequence[Ref]) -> tuple[Ref, ...]:
         return ref
 
     return tuple(map(apart, refs))
+
+
+def layouts_of_results(signature: Signature, made: Sequence[TensorSpec]) -> list[Layout | TensorSpec]:
+    """How each result lies that such a flat function gives back. `made`: the outputs of the ordinary trace, of which results
+    may be views."""
+    refs = dict.fromkeys(ref for ref in values_in(signature.refs, ()) if isinstance(ref, (Fresh, View)))
+    return [
+        ref.layout if isinstance(ref, View) and ref.layout is not None else made[index]
+        for ref, index in zip(refs, values_used(refs), strict=True)
+    ]
 
 
 def _open(spec: TensorSpec, changing: frozenset[int]) -> TensorSpec:

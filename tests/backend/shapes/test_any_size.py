@@ -47,6 +47,8 @@ PROGRAMS = {
     "rows in another order": lambda x: x[torch.arange(x.shape[0] - 1, -1, -1)],
     "permuted": lambda x: (x.unsqueeze(1).expand(-1, 3, -1) + 1).permute(2, 0, 1) * 2,
     "a slice": lambda x: (x * 2)[1:-1],
+    "fewer dimensions of one": lambda x: (x[None] * 2 - 1).squeeze(0),
+    "transposed": lambda x: (x * 2 - 1).t(),
     "padding": lambda x: F.pad(x, (0, 0, 0, x.shape[0])),
     "sizes twice as large": lambda x: torch.zeros(x.shape[0] * 2, 3) + x.sum(),
     "interpolated": lambda x: F.interpolate(x[None, None], scale_factor=2.0),

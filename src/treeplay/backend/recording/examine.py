@@ -186,8 +186,9 @@ def _called(node: torch.fx.Node, part: torch.fx.GraphModule) -> str:
 
 
 def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
-    """Raise for a captured graph that makes quantized tensors, or takes tensors of oneDNN's (Dynamo ends a graph before it
-    would make one). The fakes that it would be traced on are plain, and so is what comes out."""
+    """Raise for a captured graph that makes quantized tensors, or takes or makes tensors of oneDNN's (before torch 2.14, Dynamo
+    ends a graph before it would make one). Their fakes are plain, and so is what would come out; where they are not, Inductor
+    reads such memory as if it were plain."""
     nodes = list(program.graph.nodes) if isinstance(program, torch.fx.GraphModule) else []
     taken = next((at for at, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.is_mkldnn), None)
     if taken is not None:
@@ -195,7 +196,10 @@ def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
         where = next((line_of(user) for user in given[taken].users), None) if given else None
         why, advice = "takes a tensor of oneDNN's own layout", "pass a plain one (`to_dense()`)"
         raise Refusal.of("to_mkldnn", why, advice, where)
-    for node in nodes:
+    for node in (node for part in _parts_of(program) for node in part.graph.nodes):
+        if getattr(node.meta.get("example_value"), "is_mkldnn", False):
+            why, advice = "makes a tensor of oneDNN's own layout", "keep this part outside of the program"
+            raise Refusal.of(_name(node), why, advice, line_of(node))
         if _name(node) in _QUANTIZES:
             why, advice = "makes a quantized tensor", "quantize outside of the program, or with torchao"
             raise Refusal.of(_name(node), why, advice, line_of(node))

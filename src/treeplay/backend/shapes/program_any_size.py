@@ -26,12 +26,21 @@ from treeplay.torch_seam.context import TracingContext, tracing
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.sizes import SymbolicSizes, shown_as_numbers
 from treeplay.torch_seam.symbols import divided_as_known, example_of, floats_divided, numpy_asks
-from treeplay.trace.any_size import Changing, check_passed, check_same_operators, for_any_size, meets_numpy, refusal
+from treeplay.trace.any_size import (
+    Changing,
+    check_passed,
+    check_same_operators,
+    for_any_size,
+    layouts_of_results,
+    meets_numpy,
+    refusal,
+)
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, takes_large_layers
 from treeplay.trace.rerun import Rerun
 from treeplay.values.boxed import Boxed
 from treeplay.values.captured import Role
+from treeplay.values.layout import Layout
 from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.sizes import AskedOfSizes, SizeOf
 from treeplay.values.spec import TensorSpec
@@ -57,10 +66,10 @@ def trace_for_any_size(
     changing: Changing,
     acting: frozenset[Any],
     log: Sequence[LoggedCall],
-    results: Sequence[TensorSpec],
+    made: Sequence[TensorSpec],
 ) -> ProgramForAnySize:
     """The program with symbols for the sizes in `changing`. `signature` and `tensors` are those of the ordinary trace of
-    `call`, without its constants; `acting` and `log` are its operators that act, and all; `results` what it gives. Raises
+    `call`, without its constants; `acting` and `log` are its operators that act, and all; `made` what its graph gives. Raises
     `Refusal`."""
     plain = for_any_size(signature, call, changing)
     given = (call.leaves[item.source.index] for item in plain.inputs[len(tensors) :])  # type: ignore[union-attr]
@@ -96,7 +105,7 @@ def trace_for_any_size(
         if why is not None:
             raise refusal(why)
         _check_symbols(sizes, names)
-        _check_layouts(traced.graph, results)
+        _check_layouts(traced.graph, layouts_of_results(signature, made))
         graph, inputs = traced.graph, list(traced.inputs)
 
     def compile_it() -> tuple[Boxed, AskedOfSizes]:
@@ -143,14 +152,14 @@ def _without_inference_mode() -> Iterator[None]:
         yield
 
 
-def _check_layouts(module: torch.fx.GraphModule, results: Sequence[TensorSpec]) -> None:
+def _check_layouts(module: torch.fx.GraphModule, results: Sequence[Layout | TensorSpec]) -> None:
     """Refuse a program whose results would lie otherwise than in the ordinary trace: a layer that took one large operator there
     takes smaller ones under the trace with symbols."""
     made: Any = module.graph.output_node().args[0]
-    for node, spec in zip(made, results, strict=True):
+    for node, wanted in zip(made, results, strict=True):
         now = tuple(map(example_of, node.meta["val"].stride()))
-        if any(size > 1 and was != is_now for size, was, is_now in zip(spec.shape, spec.stride, now, strict=True)):
-            raise refusal(f"a result would lie in memory with strides {now}, and eager's with {spec.stride}")
+        if any(size > 1 and was != is_now for size, was, is_now in zip(wanted.shape, wanted.stride, now, strict=True)):
+            raise refusal(f"a result would lie in memory with strides {now}, and eager's with {wanted.stride}")
 
 
 def _check_symbols(sizes: SymbolicSizes, names: Sequence[str]) -> None:

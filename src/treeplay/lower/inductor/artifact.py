@@ -30,6 +30,7 @@ from treeplay.torch_seam.inductor import (
     GraphLowering,
     V,
     benchmarking,
+    binding_sizes,
     compile_fx_inner,
     fake_tensor_prop,
     first_vector_instructions,
@@ -105,6 +106,7 @@ def compile_graph(
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),
+        binding_sizes(),
         benchmarking(turns.taken_last),  # it waits for the device, which breaks a capture that another thread has begun
         first_vector_instructions(),
         inductor_config.patch({**options, LAST_PASS: last_rewrite()}),

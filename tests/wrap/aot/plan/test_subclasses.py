@@ -121,7 +121,8 @@ def test_W14_notes_that_something_in_front_compares_are_not_compared_again() -> 
     assert "check_notes" not in guarded and "check_plain" not in guarded
 
 
-def test_W14_a_size_that_the_trace_did_not_know_comes_back_right() -> None:
+def of_any_size(make: Any) -> Any:
+    """What `make` gives of a tensor of four rows, with another number of which it is to work too."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -129,12 +130,28 @@ def test_W14_a_size_that_the_trace_did_not_know_comes_back_right() -> None:
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
     a = mode.from_tensor(numbers(4, 3), symbolic_context=context)
     with mode:
-        sample = Pair(a, a * 2)
+        return make(a)
+
+
+def test_W14_a_size_that_the_trace_did_not_know_comes_back_right() -> None:
+    sample = of_any_size(lambda a: Pair(a, a * 2))
     call = wrapped(lambda x: [x * 2], lambda: [sample])
     assert "args[0].size(0)" in call.source
     for rows in (4, 6):
         (y,) = call([pair(rows, 3)])
         assert y.shape == (rows, 3) and torch.equal(y.b, pair(rows, 3).b * 2)
+
+
+def test_W14_sizes_and_strides_of_parts_that_the_trace_did_not_know_come_back_right() -> None:
+    sample = of_any_size(lambda a: Pair(Pair(a, a.t().contiguous()), Pair(a * 2, a - 1)))
+    call = wrapped(lambda x, y: [x * 2 - 1, y - 3], lambda: [sample, numbers(2)])
+    for rows in (4, 6):
+        x = Pair(Pair(numbers(rows, 3), numbers(3, rows) / 2), pair(rows, 3))
+        found, plain = call([x, numbers(2)])
+        assert found.shape == found.b.shape == (rows, 3) and found.a.b.stride() == (rows, 1)
+        for part, given in ((found.a.a, x.a.a), (found.a.b, x.a.b), (found.b.a, x.b.a), (found.b.b, x.b.b)):
+            assert torch.equal(part, given * 2 - 1)
+        assert torch.equal(plain, numbers(2) - 3)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ value0 = build_value0({'a': values[0], 'b': values[1]}, context_value0, (2, 3), 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from treeplay.codegen import Writer, tuple_of
 from treeplay.torch_seam import modes
@@ -100,10 +101,13 @@ def rebuilt(text: Writer, wrapper: Wrapper, name: str, items: Iterator[str]) -> 
     """An expression that builds a wrapper from the next `items`."""
     build = text.use(f"build_{name}", wrapper.kind.__tensor_unflatten__)
     context = text.use(f"context_{name}", wrapper.context)
-    parts = [
-        f"{attribute!r}: {rebuilt(text, part, f'{name}_{attribute}', items) if isinstance(part, Wrapper) else next(items)}"
-        for attribute, part in wrapper.parts
-    ]
+    parts = []
+    for attribute, part in wrapper.parts:
+        if isinstance(part, Wrapper):
+            item = rebuilt(text, part, f"{name}_{attribute}", items)
+        else:
+            item, *_ = islice(items, part.count)  # the tensor, and numbers that it has itself
+        parts.append(f"{attribute!r}: {item}")
     size, stride = _numbers(wrapper.size, items), _numbers(wrapper.stride, items)
     return f"{build}({{{', '.join(parts)}}}, {context}, {size}, {stride})"
 

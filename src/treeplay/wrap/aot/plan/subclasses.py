@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
@@ -21,11 +20,25 @@ _IGNORED = -1
 """Stands for a size that only the class itself knows, such as the longest row of a nested tensor."""
 
 
-class PlainPart(Enum):
-    """What lies in a wrapper and is passed as it is."""
+@dataclass(frozen=True, slots=True)
+class PlainPart:
+    """What lies in a wrapper and is passed as it is: a plain tensor, or something opaque.
 
-    TENSOR = "tensor"
-    OPAQUE = "opaque"
+    `size` and `stride`: which of the tensor's numbers the trace did not know. From torch 2.14 on, the graph takes them too.
+    """
+
+    is_tensor: bool = True
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many values it is passed as."""
+        return 1 + len(self.size) + len(self.stride)
+
+    def opened(self, text: str) -> list[str]:
+        """Text for each value that the graph takes for the part that `text` names."""
+        return [text, *(f"{text}.size({k})" for k in self.size), *(f"{text}.stride({k})" for k in self.stride)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +57,7 @@ class Wrapper:
     @property
     def count(self) -> int:
         """How many values it is opened to."""
-        inner = sum(part.count if isinstance(part, Wrapper) else 1 for _, part in self.parts)
-        return inner + self.size.count(None) + self.stride.count(None)
+        return sum(part.count for _, part in self.parts) + self.size.count(None) + self.stride.count(None)
 
     def tensors(self, text: str) -> list[str]:
         """Text for each plain tensor inside of the one that `text` names, depth first."""
@@ -53,7 +65,7 @@ class Wrapper:
         for name, part in self.parts:
             if isinstance(part, Wrapper):
                 found += part.tensors(f"{text}.{name}")
-            elif part is PlainPart.TENSOR:
+            elif part.is_tensor:
                 found.append(f"{text}.{name}")
         return found
 
@@ -61,7 +73,7 @@ class Wrapper:
         """Text for each value that the graph takes in place of the tensor that `text` names."""
         found: list[str] = []
         for name, part in self.parts:
-            found += part.opened(f"{text}.{name}") if isinstance(part, Wrapper) else [f"{text}.{name}"]
+            found += part.opened(f"{text}.{name}")
         found += [f"{text}.size({k})" for k, number in enumerate(self.size) if number is None]
         return found + [f"{text}.stride({k})" for k, number in enumerate(self.stride) if number is None]
 
@@ -170,7 +182,12 @@ def _part(meta: Any) -> Wrapper | PlainPart:
     wrapper = wrapper_of(meta)
     if wrapper is not None:
         return wrapper
-    return PlainPart.OPAQUE if type(meta).__name__ == "OpaqueMeta" else PlainPart.TENSOR
+    size, stride = (getattr(meta, f"{which}_symbol_placeholders", ()) for which in ("size", "stride"))
+    return PlainPart(type(meta).__name__ != "OpaqueMeta", _where(size), _where(stride))
+
+
+def _where(flags: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(k for k, flag in enumerate(flags) if flag)
 
 
 def _number(number: Any, *, counted: bool) -> int | None:

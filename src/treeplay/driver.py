@@ -229,9 +229,11 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
 def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The stages of a program with flat inputs and a flat tuple of results."""
     from treeplay.backend.acting import acting_in, kept
+    from treeplay.backend.checkpoints import with_real_checkpoints
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
     from treeplay.backend.numbers import KnownNumbers
     from treeplay.backend.passes import run_before_autograd
+    from treeplay.backend.recording.examine import parts_of
     from treeplay.backend.shapes.any_size import for_any_size
     from treeplay.backend.shapes.patterns import with_patterns
     from treeplay.backend.shapes.sizes import changing_sizes, with_known_sizes, with_marks
@@ -242,8 +244,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     if isinstance(program, torch.fx.GraphModule):
         program = run_before_autograd(program, inputs, options.before_autograd)
     # The bodies of custom autograd functions, branches and loops are graphs of their own.
-    parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
-    acting = frozenset().union(*(acting_in(part.graph) for part in parts if isinstance(part, torch.fx.GraphModule)))
+    acting = frozenset().union(*(acting_in(part.graph) for part in parts_of(program)))
     is_dynamic = has_symbols(inputs)
     # It is compiled for each of their values.
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
@@ -275,9 +276,8 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         with undisturbed():
             return unwrapped(program, options, Reason("write", why, "give each tensor memory of its own (`clone()`)"))
 
-    sized = with_known_sizes(
-        inputs, compile_sized, lambda *args: program(*args), known, most=options.most_sizes, changing=changing
-    )
+    plain = with_real_checkpoints(program)
+    sized = with_known_sizes(inputs, compile_sized, plain, known, most=options.most_sizes, changing=changing)
     if compiled is None:
         return sized
     # Other calls are compiled as they come, when Dynamo takes no more guards.

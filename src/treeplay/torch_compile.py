@@ -28,7 +28,7 @@ def compile_graph(
     other modes, as in `torch.no_grad()` or under autocast, the graph is compiled once more for these.
     """
     if not settings.enabled:
-        return gm
+        return _as_it_is(gm)
     from treeplay import driver
     from treeplay.backend.by_hand import CompiledByHand
     from treeplay.backend.options import options_from
@@ -46,14 +46,25 @@ def backend(
 ) -> Callable[..., Any]:
     """What `torch.compile` calls with each graph; the graph is used up.
 
-    Where treeplay is switched off (`settings.enabled`), the graph runs as it is.
+    Where treeplay is switched off (`settings.enabled`), the graph runs as it is, with eager's checkpoints.
 
     `mode`: "default" and "reduce-overhead" are what it does; it has no other.
     """
     if not settings.enabled:
-        return gm
+        return _as_it_is(gm)
     from treeplay import driver
     from treeplay.backend.options import check_mode, options_from
 
     check_mode(mode)
     return driver.compile_captured(gm, inputs, options_from(options))
+
+
+def _as_it_is(gm: Program) -> Callable[..., Any]:
+    """The graph, with nothing imported for it unless a graph is inside of it, as in a checkpoint: see there."""
+    if not isinstance(gm, torch.fx.GraphModule) or not any(
+        isinstance(part, torch.fx.GraphModule) for part in gm.children()
+    ):
+        return gm
+    from treeplay.backend.checkpoints import with_real_checkpoints
+
+    return with_real_checkpoints(gm)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.checkpoint import checkpoint
 
 from support.compiled import Inner
 from treeplay.backend.numbers import tensors_for_numbers
@@ -90,6 +91,43 @@ def test_what_is_compiled_for_a_number_is_for_this_value_alone() -> None:
         x = torch.randn(4, 3)
         torch.testing.assert_close(run(x, eps, scale), _normed(x, eps, scale))
     assert len(inner.graphs) == 2  # and one for any scale, whose value nobody asked for
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_number_that_a_checkpoint_reads_is_compiled_in(depth: int) -> None:
+    dropout = nn.Dropout(0.25)
+
+    def program(x: torch.Tensor, depth: int = depth) -> torch.Tensor:
+        within = program if depth > 1 else lambda x, depth: dropout(x * 3 - 1).sin()
+        result: torch.Tensor = checkpoint(within, x, depth - 1, use_reentrant=False)
+        return result + x
+
+    run = torch.compile(program, backend=backend, options={"inner": "aten"}, dynamic=True)
+    for rows, rate in ((4, 0.25), (5, 0.25), (4, 0.75), (4, 0.25)):
+        dropout.p = rate
+        results = []
+        for each in (run, program):
+            torch.manual_seed(rows)
+            x = torch.arange(rows * 3.0).reshape(rows, 3).requires_grad_()
+            y = each(x)
+            torch.rand(2)
+            (y * x).sum().backward()
+            results.append((y, x.grad, torch.rand(2)))
+        torch.testing.assert_close(*results)
+
+
+def test_a_number_that_a_checkpoint_computes_with_is_compiled_once() -> None:
+    inner = Inner()
+
+    def program(x: torch.Tensor, scale: float) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(lambda x: (x * scale).sin() - scale, x, use_reentrant=False)
+        return result
+
+    run = torch.compile(program, backend=backend, options={"inner": inner}, dynamic=True)
+    for scale in (2.0, 3.0, 0.5):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(run(x, scale), program(x, scale))
+    assert len(inner.graphs) == 1
 
 
 def test_what_is_compiled_for_another_pattern_of_memory_has_the_number_too() -> None:

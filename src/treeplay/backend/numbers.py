@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from treeplay.backend.passes import copy_of
+from treeplay.backend.recording.examine import parts_of
 from treeplay.backend.scaled_by_numbers import number_in, write_out
+from treeplay.torch_seam.autograd import CHECKPOINTED
 from treeplay.torch_seam.fakes import mode_of_fake
 from treeplay.torch_seam.trees import arg_tree_leaves as tree_leaves
 
@@ -49,8 +51,9 @@ class KnownNumbers:
     dropout. They are written into the graph, and what is compiled is for these values; the others stay inputs."""
 
     def __init__(self, program: Any) -> None:
-        places = _places(program) if isinstance(program, torch.fx.GraphModule) else ()
-        self._read = frozenset(at for at, place in enumerate(places) if _is_of_dynamos(place))
+        graph = program if isinstance(program, torch.fx.GraphModule) else None
+        uses = [list(_uses(graph, place)) for place in _places(graph)] if graph is not None else []
+        self._read = frozenset(at for at, of_place in enumerate(uses) if _are_of_dynamos(of_place))
         self._known: tuple[int, ...] = ()
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -72,12 +75,13 @@ class KnownNumbers:
             return program
         written = copy_of(program)
         for at, place in enumerate(_places(written)):
-            for read in list(place.users) if at in known else ():
+            for read in list(_uses(written, place)) if at in known else ():
                 for user in list(read.users):
                     with_value = functools.partial(_instead, read, known[at])
                     user.args, user.kwargs = map_arg(user.args, with_value), map_arg(user.kwargs, with_value)
-                written.graph.erase_node(read)
-        written.recompile()
+                read.graph.erase_node(read)
+        for part in parts_of(written):
+            part.recompile()
         return written
 
     def ask(self, program: torch.fx.GraphModule, node: Node | None, values: Iterable[int]) -> bool:
@@ -87,7 +91,7 @@ class KnownNumbers:
         asked: set[int] = set()
         sources = [] if node is None else list(node.all_input_nodes)
         for source in sources:  # to which come those that a number was computed from
-            read = {at[place] for place in source.all_input_nodes if at.get(place) in self._read}
+            read = {at[place] for place in (source, *source.all_input_nodes) if at.get(place) in self._read}
             asked |= read
             if not read and isinstance(source.meta.get("example_value"), torch.SymFloat | torch.SymBool | torch.SymInt):
                 sources.extend(source.all_input_nodes)
@@ -100,11 +104,33 @@ def _places(module: torch.fx.GraphModule) -> list[Node]:
     return list(module.graph.find_nodes(op="placeholder"))
 
 
-def _is_of_dynamos(place: Node) -> bool:
-    """Whether a placeholder is a number that Dynamo passes as a tensor: it is read, and nothing else is done with it."""
-    reads = [user for user in place.users if (user.op, user.target) == ("call_method", "item")]
+def _uses(module: torch.fx.GraphModule, place: Node) -> Iterator[Node]:
+    """What is done with a placeholder: in the bodies of checkpoints, to which it is passed on, too."""
+    for user in place.users:
+        body = _body(module, user)
+        if body is None:
+            yield user
+            continue
+        for given, inside in zip(user.args[1:], _places(body), strict=False):
+            if given is place:
+                yield from _uses(body, inside)
+
+
+def _body(module: torch.fx.GraphModule, node: Node) -> torch.fx.GraphModule | None:
+    """The graph that a checkpoint calls, if nothing else calls it."""
+    name = node.args[0] if node.target is CHECKPOINTED else None
+    if not isinstance(name, Node) or name.op != "get_attr":
+        return None
+    callers = [user for same in module.graph.find_nodes(op="get_attr", target=name.target) for user in same.users]
+    body = getattr(module, str(name.target), None)
+    return body if callers == [node] and isinstance(body, torch.fx.GraphModule) else None
+
+
+def _are_of_dynamos(uses: Sequence[Node]) -> bool:
+    """Whether a placeholder with these uses is a number that Dynamo passes as a tensor: all of them read it."""
+    reads = [user for user in uses if (user.op, user.target) == ("call_method", "item")]
     values = [read.meta.get("example_value") for read in reads]
-    return 0 < len(reads) == len(place.users) and all(
+    return 0 < len(reads) == len(uses) and all(
         isinstance(value, torch.SymFloat) and value.node.has_hint() for value in values
     )
 

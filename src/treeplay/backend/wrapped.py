@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.backend.checkpoints import with_real_checkpoints
 from treeplay.backend.job import Job
 from treeplay.backend.numbers import KnownNumbers
 from treeplay.backend.options import Options
@@ -51,7 +52,8 @@ def wrapped(
     roles = argument_roles(program, inputs, held=len(source.held))
     names = argument_names(program, inputs, held=source.names)
     job = Job(options, roles, names, is_dynamic=is_dynamic)
-    as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
+    called = with_real_checkpoints(program)
+    as_it_is = called.forward if isinstance(called, torch.fx.GraphModule) else called  # it prints what fails
     frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
     direct = DirectCall(
         tuple(source.held), as_it_is, lambda: _may_run_again(job), frozen, conditions_on_kernels(program)
@@ -117,7 +119,8 @@ def unwrapped(program: Program, options: Options, reason: Reason, job: Job | Non
 
 def uncompiled(job: Job, program: Program) -> Callable[..., Any]:
     """The program as it is, in the place of what would have been compiled."""
-    call = owning(job, lambda *args: program(*args), fits_every_call=True)
+    called = with_real_checkpoints(program)
+    call = owning(job, lambda *args: called(*args), fits_every_call=True)
     call.is_uncompiled = True  # type: ignore[attr-defined]
     return call
 

@@ -16,6 +16,11 @@ saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _CHECKPOINT = "torch.utils.checkpoint"
 _KEEPING = ("torch.autograd.graph", _CHECKPOINT)
 
+CHECKPOINTED: Any = torch.ops.higher_order.tag_activation_checkpoint
+"""What a checkpoint is in a graph of Dynamo's: called with the graph of the function, its arguments and the options."""
+CONTEXTS_OF_CHECKPOINT = "_checkpoint_context_fn"
+"""Under this name that graph's `meta` has the checkpoint's `context_fn`, if it has one."""
+
 
 def changes_what_is_saved() -> bool:
     """Whether hooks on all saved tensors are active that may give the backward something else than was saved. Torch's own,

@@ -162,7 +162,7 @@ def _name(node: torch.fx.Node) -> str:
     return name_of(node.target) or str(getattr(node.target, "__name__", node.target))
 
 
-def _parts_of(program: Any) -> list[torch.fx.GraphModule]:
+def parts_of(program: Any) -> list[torch.fx.GraphModule]:
     """A captured graph and those inside of it; none for another callable."""
     parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
     return [part for part in parts if isinstance(part, torch.fx.GraphModule)]
@@ -170,15 +170,19 @@ def _parts_of(program: Any) -> list[torch.fx.GraphModule]:
 
 def has_custom_functions(program: Any) -> bool:
     """Whether a captured graph calls a custom autograd function, in the form that Dynamo gives it."""
-    target = torch.ops.higher_order.autograd_function_apply
-    return any(part.graph.find_nodes(op="call_function", target=target) for part in _parts_of(program))
+    return calls(program, torch.ops.higher_order.autograd_function_apply)
+
+
+def calls(program: Any, target: Any) -> bool:
+    """Whether a captured graph, or one inside of it, calls an operator."""
+    return any(part.graph.find_nodes(op="call_function", target=target) for part in parts_of(program))
 
 
 def called_by(program: Any) -> frozenset[str] | None:
     """The names of what a captured graph calls, in small letters; None where that is not known."""
     if not isinstance(program, torch.fx.GraphModule):
         return None
-    return frozenset(_called(node, part).lower() for part in _parts_of(program) for node in calls_of(part))
+    return frozenset(_called(node, part).lower() for part in parts_of(program) for node in calls_of(part))
 
 
 def _called(node: torch.fx.Node, part: torch.fx.GraphModule) -> str:

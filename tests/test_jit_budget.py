@@ -284,6 +284,68 @@ def test_what_observing_and_tracing_took_counts_for_when_a_refused_key_is_tried_
     assert jitted.statistics().refusals == 1  # after some seconds, of which the next try may take a tenth
 
 
+def reads_if(setting: Any) -> Any:
+    """A program that cannot be recorded as long as its setting says so."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 - (x.sum().item() if setting.reads else 1)
+
+    return step
+
+
+def test_a_refused_program_is_looked_at_again_once_a_setting_that_it_reads_has_changed(clock: SimpleNamespace) -> None:
+    setting = SimpleNamespace(reads=True)
+    step = reads_if(setting)
+    jitted = jit(step, on_refusal="eager")
+    for number in range(1000):
+        setting.reads = number < 4
+        clock.now += 0.1
+        x = torch.tensor([number, 2.0])
+        assert_same(jitted(x), step(x))
+    assert jitted.statistics().refusals == 1 and jitted.statistics().replays > 900
+
+
+def test_a_refusal_that_is_to_be_raised_is_raised_until_such_a_setting_has_changed(clock: SimpleNamespace) -> None:
+    setting, x = SimpleNamespace(reads=True), torch.tensor([3.0, 2.0])
+    step = reads_if(setting)
+    jitted = jit(step, on_refusal="raise")
+    jitted(x)
+    for _ in range(3):
+        clock.now += 100.0
+        with pytest.raises(treeplay.Refusal, match="item"):
+            jitted(x)
+    setting.reads = False
+    clock.now += 100.0
+    for _ in range(3):
+        assert_same(jitted(x), step(x))
+    assert jitted.statistics().refusals == 1 and jitted.statistics().replays == 2
+
+
+def test_a_refused_program_that_counts_is_looked_at_ever_more_rarely(clock: SimpleNamespace) -> None:
+    counter = SimpleNamespace(calls=0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        counter.calls += 1
+        return x * counter.calls - x.sum().item()
+
+    jitted = jit(step, on_refusal="eager")
+    for number in range(300):
+        clock.now += 10.0
+        assert_same(jitted(torch.ones(3)), torch.ones(3) * (number + 1) - 3)
+    assert 2 < jitted.statistics().refusals < 15 and counter.calls == 300
+
+
+def test_what_is_recorded_without_a_trace_is_refused_for_good(clock: SimpleNamespace) -> None:
+    setting = SimpleNamespace(reads=True)
+    step = reads_if(setting)
+    jitted = jit(step, on_refusal="eager", lower="capture")
+    for number in range(50):
+        setting.reads = number < 4
+        clock.now += 10.0
+        assert_same(jitted(torch.ones(3)), step(torch.ones(3)))
+    assert jitted.statistics().not_replayed == {"observed": 1, "refused": 49}
+
+
 def test_a_call_under_a_mode_counts_as_that_also_where_calls_are_left_alone() -> None:
     def read(x: torch.Tensor) -> torch.Tensor:
         return x * x.sum().item()

@@ -10,6 +10,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import treeplay
 from support import assert_same, jit
@@ -194,3 +196,28 @@ def test_a_generator_that_is_seeded_in_no_call_is_no_reason_to_refuse() -> None:
     for _ in range(4):
         assert torch.equal(jitted(torch.ones(2)), torch.ones(2) * 2.5 - 1)
     assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize(("dropout", "replays"), [(0.0, 3), (0.25, 0)])
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+def test_attention_is_computed_again_in_a_checkpoint_if_it_drops_nothing_out(dropout: float, replays: int) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        y = (x @ weight)[:, None]
+        return F.scaled_dot_product_attention(y, y - 1, y * 2, dropout_p=dropout)
+
+    def step(x: torch.Tensor) -> torch.Tensor | None:
+        weight.grad = None
+        (checkpoint(attend, x, use_reentrant=False) - x[:, None]).square().mean().backward()
+        return weight.grad
+
+    jitted = jit(step, on_refusal="eager")
+    for number in range(4):
+        x = torch.randn(2, 3, 4)
+        with torch.random.fork_rng():
+            torch.manual_seed(number)
+            found = jitted(x)
+        torch.manual_seed(number)
+        assert_same(found, step(x))
+    assert jitted.statistics().replays == replays

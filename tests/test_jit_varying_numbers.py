@@ -71,7 +71,17 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "stored": lambda x, n: stored(x, n),
     "stored in integers": lambda x, n: stored((x * 9).long(), n),
     "at an index": lambda x, n: x.index_fill(0, torch.tensor([2, 0]), n) - x.scatter(0, torch.tensor([3]), n + 1) * 2,
+    "a limit": lambda x, n: limited(x, n),
 }
+
+
+def limited(x: Tensor, number: float) -> tuple[Tensor, ...]:
+    """From below and above, one tensor and lists of them, with one number for all and one for each."""
+    low, high = torch._foreach_clamp_min([x, x * 2], number), torch._foreach_minimum([x, x * 3], [number, number - 1])
+    torch._foreach_maximum_(high, number - 1)
+    torch._foreach_clamp_max_(low, [number + 1, number])
+    ends = x.clone().clamp_min_(number) - x.clone().clamp_max_(number) * 2
+    return ends, *low, *(part - 1 for part in high), *torch._foreach_pow(number, [x.abs(), x * x])
 
 
 def stored(x: Tensor, number: float) -> Tensor:
@@ -174,6 +184,7 @@ FIRST: dict[str, Callable[..., Any]] = {
     "of two types": lambda x, n: (torch.add(x.half(), x, alpha=n), torch.sub(x, x.double(), alpha=n)),
     "one element": lambda x, n: (torch.add(n, x[0].half()), x[0].add(n, alpha=2), torch.mul(n, x[0].int())),
     "complex": lambda x, n: (x.cdouble() * n, torch.add(n, x.cfloat())),
+    "a limit": lambda x, n: (*limited(x, n), *torch._foreach_maximum([x.half(), x.int()], n)),
 }
 
 

@@ -214,6 +214,10 @@ SCALED: dict[str, Callable[..., Any]] = {
     "all addcdiv": lambda x, y, z, n: both(aten._foreach_addcdiv.Scalar([x, y], [y, z], [z, x], n)),
     "all addcmul": lambda x, y, z, n: both(aten._foreach_addcmul.Scalar([x, y], [y, z], [z, x], n)),
     "all lerp": lambda x, y, z, n: both(aten._foreach_lerp.Scalar([x, y], [y, z], n)),
+    "all clamped from below": lambda x, y, z, n: both(aten._foreach_clamp_min.Scalar([x, y], n)),
+    "all clamped from above": lambda x, y, z, n: both(aten._foreach_clamp_max.Scalar([x, y], n)),
+    "maximum of all": lambda x, y, z, n: both(aten._foreach_maximum.Scalar([x, y], n)),
+    "minimum of all": lambda x, y, z, n: both(aten._foreach_minimum.Scalar([x, y], n)),
     "powers of a number": lambda x, y, z, n: both(aten._foreach_pow.ScalarAndTensor(n, [x, y])),
 }
 

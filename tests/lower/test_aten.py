@@ -651,3 +651,14 @@ def test_an_operator_may_give_lists_among_its_results() -> None:
         x = torch.rand(5, 2)
         assert_same(jitted(x), run(x))
     assert jitted.statistics().replays == 2
+
+
+def test_results_that_nobody_uses_have_each_memory_of_their_own() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.logsigmoid(x) - F.logsigmoid(-x[:2]).sum() * 2  # without a gradient, nobody uses their buffers
+
+    jitted = jit(run)
+    for _ in range(3):
+        x = torch.randn(4, 6)
+        assert_same(jitted(x), run(x))
+    assert jitted.statistics().replays == 2

@@ -46,6 +46,10 @@ def _all_plus_both(op: Any) -> WrittenOut:
     return lambda call, x, y, z, t: _all_plus_scaled(call, x, _list(call, op, y, z), t)
 
 
+def _one_by_one(op: Any) -> WrittenOut:
+    return lambda call, x, t: [call(op, item, t) for item in x]
+
+
 _RULES: dict[Any, tuple[int | str, WrittenOut]] = {
     aten.add.Tensor: ("alpha", _plus_scaled),
     aten.sub.Tensor: ("alpha", _minus_scaled),
@@ -69,6 +73,10 @@ _RULES: dict[Any, tuple[int | str, WrittenOut]] = {
         2,
         lambda call, x, y, t: _all_plus_scaled(call, x, _list(call, aten._foreach_sub.List, y, x), t),
     ),
+    aten._foreach_clamp_min.Scalar: (1, _one_by_one(aten.maximum.default)),
+    aten._foreach_clamp_max.Scalar: (1, _one_by_one(aten.minimum.default)),
+    aten._foreach_maximum.Scalar: (1, _one_by_one(aten.maximum.default)),
+    aten._foreach_minimum.Scalar: (1, _one_by_one(aten.minimum.default)),
     aten._foreach_pow.ScalarAndTensor: (0, lambda call, x, t: [call(aten.pow.Tensor_Tensor, t, item) for item in x]),
 }
 """Where each operator has its number, and what it is with a tensor, which comes last."""

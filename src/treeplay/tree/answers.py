@@ -148,9 +148,11 @@ class Answers:
         """Refuse the key for this reason; one that is about a library gets the user's line that calls."""
         reason = replace(reason, where=with_own_line(reason.where))
         entry.phase, entry.reason = KeyPhase.REFUSED, reason
+        seen = entry.observations[-1] if entry.observations else None
+        # Of what is recorded without a trace there is no log: another look would take several runs of it.
+        entry.refused_with = seen.found.plain_values() if seen is not None and seen.log else {}
         entry.observations.clear()
-        if reason.may_pass:
-            self.cache.budget.refused(entry, entry.spent + perf_counter() - self.cache.began)
+        self.cache.budget.refused(entry, entry.spent + perf_counter() - self.cache.began)
         self.cache.tally.refusals += 1
         counters.add("refusals", reason.op)
         log_refusal(self.name, reason)
@@ -191,7 +193,7 @@ class Answers:
 
     def warn(self, entry: Entry, reason: Reason) -> None:
         """Tell of a refusal, once; not again with other numbers, where a key was tried again."""
-        if entry.refused > 1:
+        if entry.refused > 1 and reason.may_pass:
             return
         more = (
             "\n  more:   treeplay.check(...) tells all that is in the way at once" if reason.where is not None else ""

@@ -22,6 +22,7 @@ from treeplay.sandbox.boundary import UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import is_mode_active
 from treeplay.trace.call import Call
+from treeplay.trace.survey.found import GONE
 from treeplay.trace.survey.recordable import survey_call
 from treeplay.tree.all_sizes.calls import AllSizes
 from treeplay.tree.answers import OTHERS, OVER_BUDGET, Answers
@@ -41,6 +42,7 @@ from treeplay.tree.worth.budget import Pause
 from treeplay.tree.worth.holdings import holdings
 from treeplay.tree.worth.on_probation import next_step, timing_of
 from treeplay.tree.worth.probation import ProbationStep
+from treeplay.values.same import is_same
 from treeplay.values.structure import Leaf
 from treeplay.wrap.emit import MISS
 
@@ -84,7 +86,7 @@ class ColdCalls:
             if raised:
                 return self._without_key(raised.pop(), Call(args, kwargs, [], Leaf(0)))
             call, key, entry = found
-            if entry.phase in _PUT_OFF and self._may_try_again(entry):
+            if entry.phase in _PUT_OFF and self._may_try_again(entry, call):
                 if entry.phase is KeyPhase.REFUSED:
                     self._cache.keys.state.free()
                 entry.start_over()
@@ -118,14 +120,28 @@ class ColdCalls:
             return self._answers.refused(Entry({"unhashable": ""}), error, call)
         return self._answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
 
-    def _may_try_again(self, entry: Entry) -> bool:
+    def _may_try_again(self, entry: Entry, call: Call) -> bool:
         """Whether a key may have another recording, whose recording went or whose refusal may have passed."""
         if entry.phase is KeyPhase.REFUSED:
-            # Whoever wants refusals raised has not had the effects of the calls since: nothing can have passed.
+            # Whoever wants refusals raised has not had the effects of the calls since: nothing passes by itself.
             may_pass = entry.reason is not None and entry.reason.may_pass and self._answers.on_refusal == "eager"
-            return may_pass and self._cache.budget.may_try_again(entry)
+            return self._cache.budget.may_try_again(entry) and (may_pass or self._has_other_values(entry, call))
         self._cache.settle()
         return self._cache.budget.may_try_again(entry) if entry.phase is KeyPhase.OUTDONE else holdings.admits(entry)
+
+    def _has_other_values(self, entry: Entry, call: Call) -> bool:
+        """Whether a plain value that the program reads is no longer what it was when the key was refused."""
+        if not entry.refused_with:
+            return False
+        began, has_changed = perf_counter(), False
+        with suppress(Refusal):  # the program still is
+            today = survey_call(
+                self._program, call
+            ).plain_values()  # of more places, since the trace has told what runs
+            has_changed = not all(is_same(today.get(trail, GONE), value) for trail, value in entry.refused_with.items())
+        if not has_changed:
+            self._cache.budget.still_refused(entry, perf_counter() - began)
+        return has_changed
 
     def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the recording that served the last call with such arguments, or of the program if it is left alone

@@ -1,7 +1,7 @@
 """What to do with a call that no recording fits. Pure: facts in, action out.
 
 NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
-                        └── refused ──▶ REFUSED: eager; tried again later if the reason may pass
+                        └── refused ──▶ REFUSED: eager; tried again later if the reason may pass, or a value changed
 EAGER: under a mode in which nothing is recorded     OUTDONE: the program as it is was as fast; tried again later
 EVICTED: its recording went, since memory is for others that save more; recorded again once it would save more
 

@@ -128,6 +128,8 @@ class Entry:
     recorded_with: dict[Trail, Any] = field(default_factory=dict)
     """Plain values that were seen of a call like that of the newest recording."""
     reason: Reason | None = None
+    refused_with: dict[Trail, Any] = field(default_factory=dict)
+    """Plain values that were seen of the call after which it was refused: with others, the reason may have passed."""
     eager_calls: Counter[str] = field(default_factory=Counter)  # by reason
     rerecordings: int = 0
     waits: int = 0  # calls that were too early to record
@@ -140,7 +142,7 @@ class Entry:
     is_told: bool = False  # whether the newest cause is that of the call that is under way
     differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
     outdone: int = 0  # recordings that were no faster than the program
-    refused: int = 0  # times, for a reason that may pass
+    refused: int = 0  # times
     not_before: float = 0.0  # the moment from which on another one may be made
     spent: float = 0.0  # seconds for observing and recording, since it was new
     use: Use = field(default_factory=Use)
@@ -165,7 +167,7 @@ class Entry:
     def start_over(self) -> None:
         """Be a new key again: its recording went, or why it was refused may have passed."""
         self.phase, self.reason, self.differing, self.tries = KeyPhase.NEW, None, False, MOST_TRIES
-        self.spent = 0.0
+        self.spent, self.refused_with = 0.0, {}
 
     def forget(self, seen: Observation) -> None:
         """Drop an observation, if it is still there."""

@@ -58,7 +58,7 @@ class IntoArena:
             # A result that nobody uses: the kernel writes it all the same.
             specs = specs or node.meta.get("results") or result_specs(op, *_as_specs(node))
             unused = self.memory.keep(empty_like_spec(specs[index]))
-            parts[index] = Meaning("unused", empty_like_spec(specs[index], "meta"), unused)
+            parts[index] = Meaning(self.text.fresh("unused"), empty_like_spec(specs[index], "meta"), unused)
         return {name: parts[index] for index, name in enumerate(names)}
 
     def tensor_of(self, node: Node) -> torch.Tensor:

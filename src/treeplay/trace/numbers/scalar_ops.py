@@ -134,6 +134,10 @@ def _power_of(base: Any, exponent: Any) -> Any:
     return like(base, exponent) ** exponent
 
 
+def _powers_of(base: Any, exponents: Sequence[Any]) -> list[Any]:
+    return [_power_of(base, exponent) for exponent in exponents]
+
+
 def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
     inferred = torch.int64 if value.dtype == torch.int64 else torch.get_default_dtype()
     return _written_over(torch.zeros(size, dtype=dtype if dtype is not None else inferred, **options), value)
@@ -173,6 +177,8 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "masked_fill.Scalar": masked_fill,
     "index_fill.int_Scalar": _index_fill,
     "scatter.value": _scatter,
+    "clamp_min.default": _beside(torch.maximum),
+    "clamp_max.default": _beside(torch.minimum),
     **{f"{name}.Scalar": _beside(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 _FOREACH: dict[str, Callable[..., Any]] = {
@@ -184,6 +190,8 @@ _FOREACH: dict[str, Callable[..., Any]] = {
     "addcdiv": _addcdiv,
     "lerp": _lerp,
     "pow": _beside(operator.pow),
+    **dict.fromkeys(("clamp_min", "maximum"), _beside(torch.maximum)),
+    **dict.fromkeys(("clamp_max", "minimum"), _beside(torch.minimum)),
 }
 _FOREACH_OVERLOADS = ("Scalar", "ScalarList", "List")
 
@@ -257,8 +265,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for overload in ("self", "ScalarOther", "ScalarSelf"):
         table[_overload(f"where.{overload}")] = _where
     table[_overload("pow.Scalar")] = _power_of
-    table[_overload("clamp_min.default")] = _beside(torch.maximum)
-    table[_overload("clamp_max.default")] = _beside(torch.minimum)
+    table[_overload("_foreach_pow.ScalarAndTensor")] = _powers_of
     table[_overload("full.default")] = _full
     table[_overload("scalar_tensor.default")] = _scalar_tensor
     table[_overload("full_like.default")] = _full_like

@@ -22,7 +22,7 @@ _GROWTH = 1.2  # from look to look, of what a call takes at least
 _SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
 _SECONDS_BETWEEN_TRIES = 60.0  # of a key whose recording was no faster than the program
-_SECONDS_BETWEEN_LOOKS = 1.0  # at a key that was refused for a reason that may pass
+_SECONDS_BETWEEN_LOOKS = 1.0  # at a key that was refused
 
 
 class Budget(CompileTime):
@@ -93,10 +93,14 @@ class Budget(CompileTime):
         entry.outdone += 1
 
     def refused(self, entry: Entry, seconds: float) -> None:
-        """Note that a key, which took so long to look at, was refused for a reason that may pass. Later looks take their share
-        of the time and are put off ever longer, as after `outdone`."""
+        """Note that a key, which took so long to look at, was refused. If the reason may pass, later looks take their share of
+        the time and are put off ever longer, as after `outdone`."""
         _put_off(entry, seconds, _SECONDS_BETWEEN_LOOKS, entry.refused)
         entry.refused += 1
+
+    def still_refused(self, entry: Entry, seconds: float) -> None:
+        """Note that it took so long to find that nothing speaks for another look at a key that was refused."""
+        entry.not_before = perf_counter() + max(seconds / _SHARE, _SECONDS_BETWEEN_LOOKS)
 
     def may_try_again(self, entry: Entry) -> bool:
         """Whether a key that was put off may have another recording."""

@@ -135,9 +135,8 @@ class ColdCalls:
             return False
         began, has_changed = perf_counter(), False
         with suppress(Refusal):  # the program still is
-            today = survey_call(
-                self._program, call
-            ).plain_values()  # of more places, since the trace has told what runs
+            # Of more places: a trace has told since what runs.
+            today = survey_call(self._program, call).plain_values()
             has_changed = not all(is_same(today.get(trail, GONE), value) for trail, value in entry.refused_with.items())
         if not has_changed:
             self._cache.budget.still_refused(entry, perf_counter() - began)

@@ -200,7 +200,7 @@ def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
         where = next((line_of(user) for user in given[taken].users), None) if given else None
         why, advice = "takes a tensor of oneDNN's own layout", "pass a plain one (`to_dense()`)"
         raise Refusal.of("to_mkldnn", why, advice, where)
-    for node in (node for part in _parts_of(program) for node in part.graph.nodes):
+    for node in (node for part in parts_of(program) for node in part.graph.nodes):
         if getattr(node.meta.get("example_value"), "is_mkldnn", False):
             why, advice = "makes a tensor of oneDNN's own layout", "keep this part outside of the program"
             raise Refusal.of(_name(node), why, advice, line_of(node))

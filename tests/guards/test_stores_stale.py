@@ -591,6 +591,51 @@ def test_patches_of_torchs_settings_that_end_in_the_wrong_order_are_refused() ->
         config.verbose = was
 
 
+@pytest.mark.parametrize("ends", ["never", "in the wrong order"])
+def test_what_a_patch_of_a_setting_of_torchs_leaves_is_guarded_where_it_is_what_was_there(ends: str) -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        first, second = config.patch(recompile_limit=was + 1), config.patch(recompile_limit=was + 2)
+        first.__enter__()
+        if ends != "never":
+            second.__enter__()
+            first.__exit__(None, None, None)
+            second.__exit__(None, None, None)
+        return x * 2.0 - 1.0
+
+    was = config.recompile_limit
+    jitted = treeplay.jit(run, lower="aten", on_refusal="eager")
+    try:
+        for k in range(6):
+            config.recompile_limit = was + 1 if k < 3 else was
+            with pytest.warns(UserWarning, match="recompile_limit") if k == 4 else contextlib.nullcontext():
+                jitted(torch.ones(3))
+            assert config.recompile_limit == was + 1
+        assert jitted.statistics().replays == 2
+    finally:
+        config.recompile_limit = was
+
+
+def test_a_patch_of_torchs_settings_that_ends_in_the_call_is_replayed_whatever_it_finds() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        with config.patch(recompile_limit=was + 1), config.patch(recompile_limit=was + 2):
+            return x * 2.0 - 1.0
+
+    was = config.recompile_limit
+    jitted = treeplay.jit(run, lower="aten", on_refusal="raise")
+    try:
+        for k in range(5):
+            config.recompile_limit = was + k
+            jitted(torch.ones(3))
+            assert config.recompile_limit == was + k
+        assert jitted.statistics().replays == 4
+    finally:
+        config.recompile_limit = was
+
+
 def test_a_setting_of_torchs_that_the_program_counts_up_counts_once_in_the_refused_call() -> None:
     from torch._dynamo import config
 

@@ -43,7 +43,7 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
     for value, name, before in changed:
         _put_back(value, name, before)
-    # A setting of torch's that is what it was before the run is put back by a patch in each call, or is guarded.
+    # A setting of torch's that is what it was before the run is put back by a patch that ends in each call, or is guarded.
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
     in_modules = [
         (noted.object, name)

@@ -505,6 +505,21 @@ def test_a_weak_reference_to_what_the_program_makes_is_dead_where_eager_leaves_i
     assert jitted.statistics().replays == (4 if keep in (_dropped, _in_a_tuple) else 0)
 
 
+@pytest.mark.parametrize("is_one", [False, True])
+def test_two_weak_references_that_died_are_as_many_objects_as_in_eager(is_one: bool) -> None:
+    def step(holder: Any, x: Tensor, flag: bool) -> Tensor:
+        one, other = Made(), Made()
+        holder.last, holder.name = weakref.ref(one), weakref.ref(one if is_one else other)
+        return x * 2.0 - (1.0 if flag else 3.0)
+
+    holder = Holder()
+    jitted = jit(lambda x, flag: step(holder, x, flag))
+    for at in range(8):  # two recordings, which take turns
+        jitted(torch.ones(3), at % 2 == 0)
+        assert holder.last() is None and (holder.last is holder.name) is (holder.last == holder.name) is is_one
+    assert jitted.statistics().replays == 6 and jitted.statistics().recordings == 2
+
+
 def test_an_object_that_the_program_makes_and_fills_past_its_attributes_is_its_own() -> None:
     class Parts:
         def __init__(self, rate: float) -> None:

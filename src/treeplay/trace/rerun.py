@@ -114,7 +114,7 @@ class _SubstitutionMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         # By `==`: each look-up of a `__get__` makes a new method wrapper.
         if func == _DATA:
-            return torch.ops.aten.detach.default(self._substitution.other(args[0]))
+            return func(self._substitution.other(args[0]))
         if func in FACTS and id(args[0]) in self._substitution.given and not is_of_tracer(sys._getframe(1)):
             return func(self._substitution.given[id(args[0])])  # the answer that the trace had
         is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS

@@ -950,3 +950,25 @@ def test_a_write_past_autograd_outdates_what_eager_takes_for_outdated(way: str) 
             assert (w._version != version) is (way == "under no_grad")
         assert ends[0] == ends[1] and torch.equal(mine, eagers) and torch.equal(mine.grad, eagers.grad)
     assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: nn.functional.dropout(x, 0.3, False),
+        lambda x: nn.functional.alpha_dropout(x, 0.3, False),
+        lambda x: torch.dropout(x, 0.0, True),
+        lambda x: x.contiguous(),
+        lambda x: x * 1,
+    ],
+    ids=["dropout that is off", "alpha dropout that is off", "dropout of nothing", "contiguous", "a product"],
+)
+def test_the_program_finds_its_argument_again_where_eager_does(same: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * (2.0 if same(x) is x else 3.0) - 1.0
+
+    jitted = jit(program)
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        assert torch.equal(jitted(x), program(x))
+    assert jitted.statistics().replays == 2

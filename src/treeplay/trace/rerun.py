@@ -130,8 +130,7 @@ class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
     Each run leaves the program's Python state as it was, and must show the same as the trace did. `reads` are those of the
-    trace, if they are known. `keeps_sizes`: sizes of arguments may be symbols, and the program never
-    finds its own argument, whose sizes are numbers, in the place of what stands for it.
+    trace, if they are known. `keeps_sizes`: sizes of arguments may be symbols.
     """
 
     def __init__(
@@ -158,8 +157,7 @@ class Rerun:
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         direct = self._direct(others)
-        passed = frozenset(map(id, direct.values())) if self._keeps_sizes else frozenset()
-        self._substitution.set(self._tensors, others, passed)
+        self._substitution.set(self._tensors, others, frozenset(map(id, direct.values())))
         own = {id(mine): mine for mine in self._tensors}
         self._substitution.given = {id(other): own[key] for key, other in direct.items()}
         args, kwargs = self._arguments(direct)

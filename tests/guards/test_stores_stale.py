@@ -669,6 +669,23 @@ def test_a_setting_of_torchs_that_the_program_counts_up_counts_once_in_the_refus
         config.cache_size_limit = was
 
 
+@pytest.mark.parametrize("where", ["a closure", "an attribute"])
+def test_an_attribute_of_a_module_that_no_global_leads_to_is_refused_as_one_of_a_module(where: str) -> None:
+    module: Any = types.ModuleType("counts")
+    module.total, holder = 0, Holder()
+    holder.last = module
+
+    def run(x: Tensor) -> Tensor:
+        (module if where == "a closure" else holder.last).total += 1
+        return x * 2.0 - module.total
+
+    jitted = treeplay.jit(run, lower="aten", on_refusal="eager")
+    with pytest.warns(UserWarning, match=r"counts\.total: the program assigns this attribute of a module"):
+        for at in range(3):
+            assert jitted(torch.ones(1)).item() == 1.0 - at
+    assert module.total == 3
+
+
 def test_a_setting_of_torchs_that_the_program_sets_to_what_it_is_is_guarded() -> None:
     from torch._dynamo import config
 

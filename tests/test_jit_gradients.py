@@ -915,3 +915,60 @@ def test_a_checkpoint_that_writes_state_is_refused_where_the_caller_runs_its_bac
             jitted(model, x).square().sum().backward()
             program(twin, x).square().sum().backward()
     assert_same_state((model,), (twin,))
+
+
+_WAYS_PAST_AUTOGRAD: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "data": lambda w, y: w.data.sub_(0.1 * y),
+    "data of a view": lambda w, y: w[1:].data.mul_(y[1:]).sub_(0.5),
+    "view of data": lambda w, y: w.data[1:].mul_(y[1:]).sub_(0.5),
+    "data of data": lambda w, y: w.data.data.t().mul_(0.5).sub_(y),
+    "under no_grad": lambda w, y: torch.no_grad()(lambda: w.sub_(0.1 * y))(),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS_PAST_AUTOGRAD)
+def test_a_write_past_autograd_outdates_what_eager_takes_for_outdated(way: str) -> None:
+    def step(w: Any, y: torch.Tensor) -> torch.Tensor:
+        before = w.detach()[1:]
+        _WAYS_PAST_AUTOGRAD[way](w, y)
+        return (w * w - before.sum() * y).sum()
+
+    mine, eagers = (torch.ones(3, requires_grad=True) for _ in range(2))
+    jitted = jit(lambda y: step(mine, y))
+    for _ in range(4):
+        y, ends = torch.randn(3), []
+        for w, run in ((mine, jitted), (eagers, lambda y: step(eagers, y))):
+            saved, version = (w * w).sum(), w._version
+            result = run(y)
+            result.backward()
+            try:
+                saved.backward()
+            except RuntimeError as error:
+                ends.append(str(error).partition(":")[0])
+            else:
+                ends.append("")
+            assert (w._version != version) is (way == "under no_grad")
+        assert ends[0] == ends[1] and torch.equal(mine, eagers) and torch.equal(mine.grad, eagers.grad)
+    assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda x: nn.functional.dropout(x, 0.3, False),
+        lambda x: nn.functional.alpha_dropout(x, 0.3, False),
+        lambda x: torch.dropout(x, 0.0, True),
+        lambda x: x.contiguous(),
+        lambda x: x * 1,
+    ],
+    ids=["dropout that is off", "alpha dropout that is off", "dropout of nothing", "contiguous", "a product"],
+)
+def test_the_program_finds_its_argument_again_where_eager_does(same: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * (2.0 if same(x) is x else 3.0) - 1.0
+
+    jitted = jit(program)
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        assert torch.equal(jitted(x), program(x))
+    assert jitted.statistics().replays == 2

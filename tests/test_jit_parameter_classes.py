@@ -138,6 +138,68 @@ def test_a_module_that_hangs_on_a_parameter_is_state() -> Story:
     yield
 
 
+class Slotted(nn.Parameter):
+    __slots__ = ("gain",)
+    gain: Any
+
+    def __new__(cls, data: Tensor, requires_grad: bool = True, gain: Any = 2.0) -> Any:
+        made: Any = Tensor._make_subclass(cls, data, requires_grad)
+        made.gain = gain
+        return made
+
+
+class Hidden(Slotted):
+    @property
+    def gain(self) -> Any:  # type: ignore[override]
+        return Slotted.gain.__get__(self) + 1  # type: ignore[attr-defined]
+
+    @gain.setter
+    def gain(self, value: Any) -> None:
+        Slotted.gain.__set__(self, value)  # type: ignore[attr-defined]
+
+
+@follows(refused="whose class has the slot `gain`")
+def test_a_parameter_with_a_slot() -> Story:
+    own = Slotted(torch.ones(3))
+    yield lambda x: (x * own * own.gain - 1).detach()
+    own.gain = 3.0
+    yield
+
+
+def test_an_argument_with_a_slot() -> None:
+    jitted = treeplay.jit(program := lambda p, x: x * p.gain - 1, lower="aten", on_refusal="eager")
+    for gain in (2.0, 2.0, 2.0, 5.0, 5.0, 2.0):
+        p, x = Slotted(torch.randn(3), gain=gain), torch.randn(3)
+        assert torch.equal(jitted(p, x), program(p, x))
+
+
+@pytest.mark.parametrize("cls", [Slotted, Hidden])
+@follows()
+def test_what_a_slot_holds_of_a_parameter_that_no_operator_reads(cls: Any) -> Story:
+    held = [cls(torch.ones(3))]
+    yield lambda x: x * getattr(held[0], "gain", 0.5) - 1
+    held[0].gain = 3.0
+    yield
+    if cls is Slotted:
+        del held[0].gain
+        yield
+    held[0] = cls(torch.ones(3), gain=7.0)
+    yield
+
+
+@follows()
+def test_what_the_program_puts_into_a_slot() -> Story:
+    own = Slotted(torch.ones(3))
+
+    def program(x: Tensor) -> Tensor:
+        own.gain = x * own.gain - 1
+        return own.gain * 2
+
+    yield program, lambda: own.gain
+    own.gain = 3.0
+    yield
+
+
 @follows(refused="is not plain memory with a shape and strides")
 def test_a_class_that_hooks_functions_one_day() -> Story:
     class Own(nn.Parameter):

@@ -505,6 +505,21 @@ def test_a_weak_reference_to_what_the_program_makes_is_dead_where_eager_leaves_i
     assert jitted.statistics().replays == (4 if keep in (_dropped, _in_a_tuple) else 0)
 
 
+@pytest.mark.parametrize("is_one", [False, True])
+def test_two_weak_references_that_died_are_as_many_objects_as_in_eager(is_one: bool) -> None:
+    def step(holder: Any, x: Tensor, flag: bool) -> Tensor:
+        one, other = Made(), Made()
+        holder.last, holder.name = weakref.ref(one), weakref.ref(one if is_one else other)
+        return x * 2.0 - (1.0 if flag else 3.0)
+
+    holder = Holder()
+    jitted = jit(lambda x, flag: step(holder, x, flag))
+    for at in range(8):  # two recordings, which take turns
+        jitted(torch.ones(3), at % 2 == 0)
+        assert holder.last() is None and (holder.last is holder.name) is (holder.last == holder.name) is is_one
+    assert jitted.statistics().replays == 6 and jitted.statistics().recordings == 2
+
+
 def test_an_object_that_the_program_makes_and_fills_past_its_attributes_is_its_own() -> None:
     class Parts:
         def __init__(self, rate: float) -> None:
@@ -591,6 +606,51 @@ def test_patches_of_torchs_settings_that_end_in_the_wrong_order_are_refused() ->
         config.verbose = was
 
 
+@pytest.mark.parametrize("ends", ["never", "in the wrong order"])
+def test_what_a_patch_of_a_setting_of_torchs_leaves_is_guarded_where_it_is_what_was_there(ends: str) -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        first, second = config.patch(recompile_limit=was + 1), config.patch(recompile_limit=was + 2)
+        first.__enter__()
+        if ends != "never":
+            second.__enter__()
+            first.__exit__(None, None, None)
+            second.__exit__(None, None, None)
+        return x * 2.0 - 1.0
+
+    was = config.recompile_limit
+    jitted = treeplay.jit(run, lower="aten", on_refusal="eager")
+    try:
+        for k in range(6):
+            config.recompile_limit = was + 1 if k < 3 else was
+            with pytest.warns(UserWarning, match="recompile_limit") if k == 4 else contextlib.nullcontext():
+                jitted(torch.ones(3))
+            assert config.recompile_limit == was + 1
+        assert jitted.statistics().replays == 2
+    finally:
+        config.recompile_limit = was
+
+
+def test_a_patch_of_torchs_settings_that_ends_in_the_call_is_replayed_whatever_it_finds() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        with config.patch(recompile_limit=was + 1), config.patch(recompile_limit=was + 2):
+            return x * 2.0 - 1.0
+
+    was = config.recompile_limit
+    jitted = treeplay.jit(run, lower="aten", on_refusal="raise")
+    try:
+        for k in range(5):
+            config.recompile_limit = was + k
+            jitted(torch.ones(3))
+            assert config.recompile_limit == was + k
+        assert jitted.statistics().replays == 4
+    finally:
+        config.recompile_limit = was
+
+
 def test_a_setting_of_torchs_that_the_program_counts_up_counts_once_in_the_refused_call() -> None:
     from torch._dynamo import config
 
@@ -607,6 +667,23 @@ def test_a_setting_of_torchs_that_the_program_counts_up_counts_once_in_the_refus
         assert config.cache_size_limit == was + 4
     finally:
         config.cache_size_limit = was
+
+
+@pytest.mark.parametrize("where", ["a closure", "an attribute"])
+def test_an_attribute_of_a_module_that_no_global_leads_to_is_refused_as_one_of_a_module(where: str) -> None:
+    module: Any = types.ModuleType("counts")
+    module.total, holder = 0, Holder()
+    holder.last = module
+
+    def run(x: Tensor) -> Tensor:
+        (module if where == "a closure" else holder.last).total += 1
+        return x * 2.0 - module.total
+
+    jitted = treeplay.jit(run, lower="aten", on_refusal="eager")
+    with pytest.warns(UserWarning, match=r"counts\.total: the program assigns this attribute of a module"):
+        for at in range(3):
+            assert jitted(torch.ones(1)).item() == 1.0 - at
+    assert module.total == 3
 
 
 def test_a_setting_of_torchs_that_the_program_sets_to_what_it_is_is_guarded() -> None:

@@ -12,6 +12,7 @@ import torch._prims_common
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, has_plain_class, is_wrapper
+from treeplay.values.kinds import slots_of
 from treeplay.values.layout import expanded
 from treeplay.values.memory import Extent
 from treeplay.values.spec import TensorSpec
@@ -66,6 +67,8 @@ def unusual(tensor: torch.Tensor) -> str | None:
         return str(tensor.layout)
     if not has_plain_class(tensor):
         return type(tensor).__name__
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and (slot := next(slots_of(tensor), None)) is not None:
+        return f"{type(tensor).__name__}, whose class has the slot `{slot[0]}`"  # where another one may have something else
     if tensor.is_conj() or tensor.is_neg():
         return "tensor that is conjugated or negated when read"
     return "quantized tensor" if tensor.is_quantized else None

@@ -114,7 +114,7 @@ class _SubstitutionMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         # By `==`: each look-up of a `__get__` makes a new method wrapper.
         if func == _DATA:
-            return torch.ops.aten.detach.default(self._substitution.other(args[0]))
+            return func(self._substitution.other(args[0]))
         if func in FACTS and id(args[0]) in self._substitution.given and not is_of_tracer(sys._getframe(1)):
             return func(self._substitution.given[id(args[0])])  # the answer that the trace had
         is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS
@@ -130,8 +130,7 @@ class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
     Each run leaves the program's Python state as it was, and must show the same as the trace did. `reads` are those of the
-    trace, if they are known. `keeps_sizes`: sizes of arguments may be symbols, and the program never
-    finds its own argument, whose sizes are numbers, in the place of what stands for it.
+    trace, if they are known. `keeps_sizes`: sizes of arguments may be symbols.
     """
 
     def __init__(
@@ -158,8 +157,7 @@ class Rerun:
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         direct = self._direct(others)
-        passed = frozenset(map(id, direct.values())) if self._keeps_sizes else frozenset()
-        self._substitution.set(self._tensors, others, passed)
+        self._substitution.set(self._tensors, others, frozenset(map(id, direct.values())))
         own = {id(mine): mine for mine in self._tensors}
         self._substitution.given = {id(other): own[key] for key, other in direct.items()}
         args, kwargs = self._arguments(direct)

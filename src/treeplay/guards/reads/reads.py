@@ -41,14 +41,25 @@ _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 class ObjectReads:
     """What was read and assigned of one object: names in the order of their first use."""
 
-    __slots__ = ("assigned", "object", "read", "stored_at", "was_empty")
+    __slots__ = ("assigned", "object", "patched", "read", "stored_at", "was_empty")
 
     def __init__(self, value: Any) -> None:
         self.object = value
         self.read: dict[str, None] = {}
         self.assigned: dict[str, Any] = {}  # with what was there before the first time
         self.stored_at: dict[str, Location | None] = {}  # of those assigned, the user's line
+        # Of torch's settings: the patches that are to put each back, the innermost last.
+        self.patched: dict[str, list[int]] = {}
         self.was_empty = table_of(value) == {}  # when it was first met: it was just made, as a rule
+
+    def note_patch(self, name: str, patch: int, *, begins: bool) -> None:
+        """A patch sets a setting, or puts it back. One that ends before another that began in it stays, as its end does: what
+        those two leave is not what was there before."""
+        under_way = self.patched.setdefault(name, [])
+        if not begins and under_way[-1:] == [patch]:
+            under_way.pop()
+        else:
+            under_way.append(patch)
 
 
 class Reads:
@@ -110,6 +121,8 @@ class Reads:
             for key, noted in self.objects.items()
             if module_of(type(noted.object)) not in _MODULES_ON_THE_WAY
         }
+        for noted in self.objects.values():  # what a patch has left may be what was there
+            noted.read |= {name: None for name, under_way in noted.patched.items() if under_way}
         self.code = None
         if self._ran.is_complete:
             self.code = {key: code for key, code in self._ran.code().items() if not is_of_a_trace(code)}
@@ -203,7 +216,9 @@ class Reads:
             noted = self._noted(value)
             if name not in noted.assigned:
                 noted.assigned[name], noted.stored_at[name] = entry_of(value, name), user_location()
-            if is_of_settings and not is_of_a_patch(code):  # it may be set to what it is
+            if is_of_settings and is_of_a_patch(code):
+                noted.note_patch(name, id(frame.f_locals["self"]), begins=code.co_name == "__enter__")
+            elif is_of_settings:  # it may be set to what it is
                 noted.read[name] = None
 
     def _is_handling(self, frame: FrameType) -> bool:

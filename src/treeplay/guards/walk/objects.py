@@ -138,7 +138,7 @@ class Objects:
 
     def _attributes(self, value: Any, table: dict[str, Any] | None, label: str) -> None:
         names = self._names_read(value)
-        self._slots(value, label, None if WHOLE in names else names)
+        self.slots(value, label, None if WHOLE in names else names)
         if table is None:
             return
         if WHOLE in names:
@@ -168,7 +168,8 @@ class Objects:
             return {WHOLE: None}
         return reads.names(value, also_assigned=self._walk.also_assigned)
 
-    def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
+    def slots(self, value: Any, label: str, names: dict[str, None] | None = None) -> None:
+        """Guard and follow what the slots of an object hold, or those of some names."""
         for name, hidden in slots_of(value):
             if hidden is not None:  # which code of the base class reads behind that name
                 ask = functools.partial(_in_slot, hidden, value)

@@ -39,6 +39,7 @@ from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, memories, nu
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.objects import Objects
 from treeplay.guards.walk.walk import Walk
+from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.values.kinds import has_attributes, is_a
 from treeplay.values.same import is_same
 
@@ -68,7 +69,7 @@ class Reach:
         self._objects = Objects(walk, self._containers)
         way = functools.partial  # none of this walk's own methods: in a cycle it would keep what it met alive
         self._ways: tuple[tuple[Any, Callable[[Any, str], None]], ...] = (
-            (torch.Tensor, way(walk_holders.tensor, walk)),
+            (torch.Tensor, way(_tensor, way(walk_holders.tensor, walk), self._objects)),
             (logging.Logger, way(walk_holders.logger, walk)),
             (types.ModuleType, self._namespaces.module),
             (type, self._objects.class_),
@@ -156,6 +157,13 @@ def _both(follow: Callable[[Any, str], None], objects: Objects, value: Any, labe
     follow(value, label)
     if has_attributes(value):
         objects.instance(value, label)
+
+
+def _tensor(follow: Callable[[Any, str], None], objects: Objects, value: Any, label: str) -> None:
+    """Follow a tensor, of which nobody sees what is read, and what a class derived from that of parameters has in slots."""
+    follow(value, label)
+    if not is_a(value, FakeTensor):
+        objects.slots(value, label)
 
 
 def _nothing(_: Any, __: str) -> None:

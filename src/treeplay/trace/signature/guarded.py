@@ -20,13 +20,13 @@ from treeplay.guards.walk.reach import Findings, Reach
 from treeplay.guards.walk.walk import TooMuch
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides
-from treeplay.trace.call import Call, roots_of
+from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import is_a, slots_of
 from treeplay.values.location import Location
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
@@ -177,7 +177,17 @@ def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:
     names = {name for noted in run.reads.objects.values() for name in noted.read}
     names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
     for index, leaf in enumerate(run.call.leaves):
-        for name, value in vars(leaf).items() if is_a(leaf, torch.Tensor) else ():
+        if not is_a(leaf, torch.Tensor):
+            continue
+        for name, _ in slots_of(leaf):
+            if name in names:
+                raise Refusal.of(
+                    f"argument {index}",
+                    f"is a {type(leaf).__name__}, whose class has the slot `{name}` that the program may read",
+                    "leave `__slots__` out of the class, or pass what is there beside the tensor",
+                    home_of(run.program),
+                )
+        for name, value in vars(leaf).items():
             if name in names:
                 argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)

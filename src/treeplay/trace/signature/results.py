@@ -28,10 +28,6 @@ class _OfTheCall:
     """What a call makes and drops."""
 
 
-_DEAD = weakref.ref(_OfTheCall())
-"""A weak reference to what is gone. One for all, so that the next call finds what it expects."""
-
-
 class Results(References):
     """Collects the graph's outputs while references to them are made."""
 
@@ -43,6 +39,7 @@ class Results(References):
         self._inputs: list[torch.Tensor] = []
         self.dying: list[tuple[weakref.ref[Any], Refusal]] = []
         """Weak references to what the call alone keeps, and what to say of each if it is alive after all."""
+        self._dead: dict[int, weakref.ref[Any]] = {}  # for each of these, by its `id`: one to what is gone
         self._take_in_inputs()
 
     def _static(self, value: Any) -> Static:
@@ -56,7 +53,7 @@ class Results(References):
         self.dying.append(
             (value, self.refuse("result", why, "keep the object itself, or make it outside of the program"))
         )
-        return Static(_DEAD)
+        return Static(self._dead.setdefault(id(value), weakref.ref(_OfTheCall())))
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         value = self.tracer.tape.values.get(id(tensor))

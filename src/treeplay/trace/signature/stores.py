@@ -16,6 +16,19 @@ from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import PLAIN, is_a, table_of
 from treeplay.values.place import How, Place
 
+_OF_AN_OBJECT = (
+    "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
+    "change it outside of the program, or keep the object in an attribute, a closure or a global",
+)
+_OF_A_MODULE = (
+    "the program assigns this attribute of a module, and a replay assigns only what code names by a global that is the module",
+    "change it outside of the program, or write it out (`import config; config.total = ...`)",
+)
+_OF_SETTINGS = (
+    "the program changes this setting of torch's, which no replay does",
+    "set it outside of the program, or inside of it by a `with` block of a patch (`with config.patch(...)`)",
+)
+
 
 def put_back_stores(run: TracedRun) -> None:
     """Undo what the run assigned to attributes of modules, and of objects that were there before, where nothing else does; they
@@ -43,7 +56,7 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     changed = [(value, name, before) for value, name, before in findings.changed if not known(value, name)]
     for value, name, before in changed:
         _put_back(value, name, before)
-    # A setting of torch's that is what it was before the run is put back by a patch in each call, or is guarded.
+    # A setting of torch's that is what it was before the run is put back by a patch that ends in each call, or is guarded.
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
     in_modules = [
         (noted.object, name)
@@ -53,11 +66,13 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
         if not known(noted.object, name) and not is_setting(noted.object, name)
     ]
     for value, name in (*run.unseen, *((value, name) for value, name, _ in changed), *in_modules):
-        owner = value.__name__ if isinstance(value, ModuleType) else type(value).__name__
+        is_of_module = isinstance(value, ModuleType)
+        owner = value.__name__ if is_of_module else type(value).__name__
+        why, advice = _OF_SETTINGS if is_setting(value, name) else _OF_A_MODULE if is_of_module else _OF_AN_OBJECT
         raise Refusal.of(
             f"{owner}.{name}",
-            "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
-            "change it outside of the program, or keep the object in an attribute, a closure or a global",
+            why,
+            advice,
             noted.stored_at.get(name) if (noted := run.reads.objects.get(id(value))) is not None else None,
         )
 

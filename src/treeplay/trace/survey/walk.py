@@ -20,7 +20,7 @@ from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
 from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.trace.survey.names import ALWAYS, Names, ReadNames, is_users_class
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_leaf
+from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_leaf, slots_of
 from treeplay.values.place import How, Place, root
 
 _NUMBERS = (bool, int, float, complex)
@@ -132,6 +132,9 @@ class SurveyWalk:
                     self.enter(value, here, frozenset({name}))
                 elif is_a(value, (dict, list, set, collections.deque)) and place.how is not How.ARGUMENT:
                     self.keep_sealed(value, here)
+            for name, hidden in slots_of(tensor) if place.how is not How.ARGUMENT else ():
+                how, key = (How.ATTRIBUTE, name) if hidden is None else (How.SLOT, hidden)
+                self.enter_place(place.child(how, tensor, key, f"{place}.{name}"), frozenset({name}))
             for table in TENSOR_HOOKS:  # which a backward of the program runs
                 for hook in (getattr(tensor, table, None) or {}).values():
                     self.enter(hook, self.root(hook, f"a hook of {place}"), ALWAYS)

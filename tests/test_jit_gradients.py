@@ -876,6 +876,56 @@ def test_random_integers_between_two_bounds(lower: str) -> None:
     assert jitted.statistics().replays == 2
 
 
+class DrawsForBoth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return g * torch.rand(6) - 1, h - torch.rand(6)
+
+
+class DrawsTheGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        return torch.rand(6)
+
+
+def draws_in_three_nodes(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+    a, b = DrawsForBoth.apply(x * 2, y - 1)  # type: ignore[no-untyped-call]
+    drawn = DrawsTheGradient.apply(z * 5)  # type: ignore[no-untyped-call]
+    return a, b * z, drawn - x * z, DrawsTheGradient.apply(b / 7)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("by", ["grad", "backward"])
+@pytest.mark.parametrize("results", [(0,), (1,), (2,), (3,), (0, 2), (1, 3), (0, 1, 2, 3)])
+def test_a_custom_backward_draws_only_where_autograd_runs_it(results: tuple[int, ...], by: str) -> None:
+    jitted = treeplay.jit(draws_in_three_nodes, lower="aten")
+    for k, wanted in enumerate([(0, 1, 2), (0,), (1,), (2,), (1, 2), (0, 1, 2), (2,)]):
+        found = []
+        for call in (jitted, draws_in_three_nodes):
+            torch.manual_seed(k)
+            given = [torch.arange(6.0) - at for at in range(3)]
+            leaves = [value.requires_grad_() for value in given]
+            outputs = call(*(leaf if k % 2 else leaf.view(6) for leaf in leaves))
+            total = torch.stack([outputs[at] for at in results]).prod(0).sum()
+            ends = [leaves[at] for at in wanted]
+            if by == "grad":
+                gradients = torch.autograd.grad(total, ends, allow_unused=True)
+            else:
+                total.backward(inputs=ends)
+                gradients = tuple(leaf.grad for leaf in leaves)
+            found.append((gradients, torch.rand(2)))
+        assert_same(*found)
+    assert jitted.statistics().replays >= 5
+
+
 @pytest.mark.parametrize("preserves", [True, False])
 def test_a_checkpoint_that_draws_is_eagers_whoever_runs_the_backward(preserves: bool) -> None:
     """With `preserve_rng_state=False` the backward draws once more, which no recording did."""

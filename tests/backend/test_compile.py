@@ -408,6 +408,63 @@ def test_D14_a_custom_backward_draws_when_it_runs(options):
         torch.testing.assert_close(run(program), run(DrawsInBackward.apply), rtol=0, atol=0)
 
 
+class DrawsForBoth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * torch.rand(8) - 1, h - torch.rand(8)
+
+
+@pytest.mark.parametrize(
+    ("which", "options"),
+    [
+        *((which, {"inner": "aten"}) for which in range(3)),
+        *(
+            pytest.param(which, {"inner": "inductor", "eager_random": True}, marks=pytest.mark.compile)
+            for which in range(2)  # of the third's many draws, Inductor changes the order
+        ),
+    ],
+)
+def test_a_custom_backward_draws_only_where_autograd_runs_it(options, which):
+    def draws_in_two_nodes(x, y):
+        a, b = DrawsForBoth.apply(x * 2, y - 1)
+        return a, b - x, DrawsInBackward.apply(x * 5) / y
+
+    def run(program, wanted):
+        torch.manual_seed(0)
+        given = [torch.arange(8.0, requires_grad=True), torch.full((8,), 3.0, requires_grad=True)]
+        result = program(*given)[which].sum()
+        torch.manual_seed(1)
+        return torch.autograd.grad(result, [given[k] for k in wanted], allow_unused=True), torch.rand(2)
+
+    program = torch.compile(draws_in_two_nodes, backend=backend, options=options)
+    for wanted in ((0, 1), (0,), (1,)):
+        torch.testing.assert_close(run(program, wanted), run(draws_in_two_nodes, wanted), rtol=0, atol=0)
+
+
+def test_a_custom_backward_that_draws_beside_tensors_made_of_others_runs_uncompiled():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    weight = torch.full((8,), 3.0, requires_grad=True)
+
+    def program(x, y):
+        return DrawsInBackward.apply(x - weight) / y
+
+    def run(program):
+        torch.manual_seed(0)
+        y = torch.full((8,), 7.0, requires_grad=True)
+        (gradient,) = torch.autograd.grad(program(TwoTensor(torch.ones(8), torch.ones(8)), y).sum(), [y])
+        return gradient.a, torch.rand(2)
+
+    compiled = torch.compile(program, backend=backend, options={"inner": "aten"})
+    with pytest.warns(UserWarning, match="may run for some of the gradients only"):
+        found = run(compiled)
+    torch.testing.assert_close(found, run(program), rtol=0, atol=0)
+
+
 @pytest.fixture
 def logged():
     seen = []

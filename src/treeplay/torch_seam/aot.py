@@ -48,6 +48,21 @@ def apply_of(node_class: Any) -> Callable[..., Any]:
     return direct
 
 
+def unwanted_inputs(ctx: Any) -> tuple[int, ...]:
+    """The arguments of a custom function that need gradients which the backward that runs now is not asked for."""
+    edges = (node for node, _ in ctx.next_functions if node is not None)
+    needing = (k for k, needs in enumerate(ctx.needs_input_grad) if needs)
+    return tuple(k for k, node in zip(needing, edges, strict=True) if not _is_wanted(node))
+
+
+def _is_wanted(node: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    # What torch raises at a leaf whose gradient `torch.autograd.grad` is to give.
+    except RuntimeError:
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call.

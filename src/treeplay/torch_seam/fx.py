@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 
@@ -23,6 +24,12 @@ def exporter_trees(graph: torch.fx.Graph) -> tuple[Any, Any] | None:
     if not isinstance(codegen, _PyTreeCodeGen):
         return None
     return codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+
+
+def graph_in_trace() -> torch.fx.Graph | None:
+    """The graph that a trace writes at this moment, if one does."""
+    mode = get_proxy_mode()
+    return None if mode is None else mode.tracer.graph
 
 
 def kept_now() -> frozenset[Any]:

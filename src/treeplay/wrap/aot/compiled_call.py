@@ -22,7 +22,7 @@ from treeplay.values.boxed import Boxed
 from treeplay.wrap.aot.calls.again import HigherDerivatives, Onward, origins_of, why_not
 from treeplay.wrap.aot.calls.first_call import Instead, first_call
 from treeplay.wrap.aot.calls.kept import kept_inputs, overwritten_inputs
-from treeplay.wrap.aot.calls.lazy_backward import Compiled, LazyBackward, as_it_lies
+from treeplay.wrap.aot.calls.lazy_backward import Compiled, LazyBackward, RunFor, as_it_lies
 from treeplay.wrap.aot.calls.partial import without_gradients
 from treeplay.wrap.aot.calls.random_states import generator_inputs
 from treeplay.wrap.aot.calls.redrawn import draws_of
@@ -32,7 +32,8 @@ from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Compile, Compi
 from treeplay.wrap.aot.emit.load import load_call
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
 from treeplay.wrap.aot.plan.memory import inner_values_last
-from treeplay.wrap.aot.plan.planning_node import plan_node, saved_by
+from treeplay.wrap.aot.plan.planning_node import plan_node, saved_by, values_with_tangents
+from treeplay.wrap.aot.tracing.custom_backwards import name_tangents
 from treeplay.wrap.aot.tracing.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.tracing.writes_inside import write_inside, writes_of_forward
 
@@ -63,6 +64,8 @@ def load_training(
     refuse_compiled_autograd()
     with torch.no_grad():
         compute_once_what_is_stashed(traced.graph)
+        origins = origins_of(traced.facts, values_with_tangents(traced.facts, plan))
+        name_tangents(traced.graph.graph, [(origin.written, origin.result) for origin in origins])
         overwritten = overwritten_inputs(traced)
         forward, backward = compilers.partition(
             traced.graph,
@@ -72,9 +75,8 @@ def load_training(
         )
         writes = writes_of_forward(traced, forward, plan, late)
         unseen = [write.value for write in writes]
-        inner = inner_values_last(forward, backward, returned=plan.returned_values, unseen=unseen)
-        node = plan_node(traced, plan, forward, backward, late, inner=inner)
-        origins = origins_of(traced.facts, node.differentiable)
+        last = inner_values_last(forward, backward, returned=plan.returned_values, unseen=unseen)
+        node = plan_node(traced, plan, forward, backward, late, inner=last)
         # A caller who stays in autocast for the backward may need its gradients computed from the inputs again.
         saved, is_every = saved_by(forward, plan), compilers.keeps_inputs or flags.is_any_autocast_enabled()
         kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)
@@ -91,14 +93,22 @@ def load_training(
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)  # else zeros come for those that are missing
-    lazy = LazyBackward(
-        _later(compilers.backward, backward, tangents),
-        tangents,
-        inner=node.first_inner if node.inner else None,
-    )
+    later, inner = _later(compilers.backward, backward, tangents), node.first_inner if node.inner else None
+    lazy = LazyBackward(functools.partial(later, ()), tangents, inner=inner)
     boxed = _called(lazy, backward)
+    run_for = RunFor(
+        boxed,
+        lambda unwanted: _called(LazyBackward(functools.partial(later, unwanted), tangents, inner=inner), backward),
+    )
     call = load_call(
-        plan, run, boxed, onward=onward, under_autocast=under_autocast, instead=instead, direct=compilers.direct
+        plan,
+        run,
+        boxed,
+        onward=onward,
+        under_autocast=under_autocast,
+        run_for=run_for if node.acts_for_some else None,
+        instead=instead,
+        direct=compilers.direct,
     )
     call.backward, call.draws = lazy, node.draws
     return call
@@ -136,13 +146,13 @@ def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
 
 def _later(
     compiler: Compile, backward: torch.fx.GraphModule, tangents: int
-) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
+) -> Callable[[tuple[int, ...], tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_context.keep_tracing_context()
 
-    def compile_backward(missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
+    def compile_backward(unwanted: tuple[int, ...], missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
         with context(), torch.no_grad():
-            module, taken = without_gradients(backward, tangents, missing)
+            module, taken = without_gradients(backward, tangents, missing, unwanted)
             check_module(module, "missing gradients were left out")
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]

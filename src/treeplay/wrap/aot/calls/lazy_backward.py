@@ -15,6 +15,7 @@ import torch
 
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import fakes
+from treeplay.torch_seam.aot import unwanted_inputs
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.tensors import strided_copy
 from treeplay.values.block import SavedLayout
@@ -198,6 +199,27 @@ class LazyBackward:
             if not missing:
                 self._whole = known
             return known
+
+
+class RunFor:
+    """Runs a backward that acts for some inputs only for those whose gradients are wanted: `whole` for all, and without a set
+    of inputs what `make` gives for it."""
+
+    def __init__(self, whole: Boxed, make: Callable[[tuple[int, ...]], Boxed]) -> None:
+        self._whole, self._make = whole, make
+        self._made: dict[tuple[int, ...], Boxed] = {}
+
+    def __call__(self, ctx: Any) -> Boxed:
+        unwanted = unwanted_inputs(ctx)
+        if not unwanted:
+            return self._whole
+        run = self._made.get(unwanted)
+        if run is None:
+            with _compiling:
+                while len(self._made) >= _MOST_PARTIAL:
+                    del self._made[next(iter(self._made))]
+                run = self._made.setdefault(unwanted, self._make(unwanted))
+        return run
 
 
 def _always(*_: Any) -> bool:

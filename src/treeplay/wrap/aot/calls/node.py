@@ -19,8 +19,8 @@ _ABOVE = keys_above_operators()
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What a result needs for its backward: what runs the graph, what gives gradients that lead on, and what gives those under
-    autocast, where the graph's are others.
+    """What a result needs for its backward: what runs the graph, what gives gradients that lead on, what gives those under
+    autocast, where the graph's are others, and what runs the graph for some inputs, where it acts for some only.
 
     Kept by the call function, and by each result on its own. The node's class only refers to it: a class is a cycle, and what
     it keeps waits for the garbage collector."""
@@ -28,6 +28,7 @@ class Needs:
     run: Boxed
     onward: Callable[..., Any] | None
     under_autocast: Callable[..., Any] | None
+    run_for: Callable[[Any], Boxed] | None = None
 
 
 def note_write(tensor: torch.Tensor) -> None:

@@ -9,39 +9,42 @@ here. Computing it with zeros would be slower and, beside an infinite derivative
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.torch_seam.fx import lazy_module
-from treeplay.torch_seam.partition import is_kept_in_backward
 from treeplay.wrap.aot.plan.facts import BackwardGroup
+from treeplay.wrap.aot.tracing.custom_backwards import acting
 
 aten = torch.ops.aten
 
 
 def without_gradients(
-    backward: torch.fx.GraphModule, tangents: int, missing: Collection[int]
+    backward: torch.fx.GraphModule, tangents: int, missing: Collection[int], unwanted: Collection[int] = ()
 ) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
     """A copy of `backward` without the gradients at the positions `missing` among its `tangents` last inputs, and without what
-    only these need; also which inputs it takes. A gradient that depends on those alone is None."""
+    only these need; also which inputs it takes. A gradient that depends on those alone is None, and so are those of the inputs
+    `unwanted`. What acts does so where eager would run the backward that it is of."""
     graph = copy.deepcopy(backward.graph)
     inputs = graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents
-    gone = {inputs[first + k] for k in missing}
-    reach = reached_from(graph, {node: frozenset((node,)) for node in inputs[first:]})
+    gone, ignored = frozenset(missing), frozenset(unwanted)
+    reach = reached_from(graph, [(node,) for node in inputs[first:]])
     zeros = {node for node, sources in reach.items() if sources and sources <= gone}
-    acting = _acting(graph, reach, zeros)
+    kept = {node for node, why in acting(graph) if node not in zeros and (why is None or not why.inputs <= ignored)}
     for node in list(graph.nodes):
         if node.op == "output":
-            node.args = (tuple(None if value in zeros else value for value in node.args[0]),)
+            node.args = (
+                tuple(None if value in zeros or k in ignored else value for k, value in enumerate(node.args[0])),
+            )
         elif node not in zeros and any(source in zeros for source in node.all_input_nodes):
             _without_zeros(graph, node, zeros)
     for node in reversed(list(graph.nodes)):
         # With all gradients, the call passes all values: inputs that nothing uses stay.
-        if not node.users and node not in acting and node.op != "output" and (missing or node.op != "placeholder"):
+        if not node.users and node not in kept and node.op != "output" and (missing or node.op != "placeholder"):
             graph.erase_node(node)
     left = set(graph.find_nodes(op="placeholder"))
     return lazy_module(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
@@ -52,7 +55,7 @@ def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGr
     inputs = backward.graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents
     position = {node: k for k, node in enumerate(inputs)}
-    reach = reached_from(backward.graph, {node: frozenset((node,)) for node in inputs[first:]})
+    reach = reached_from(backward.graph, [(node,) for node in inputs[first:]])
     saved: dict[torch.fx.Node, set[int]] = {node: {position[node]} for node in inputs[:first]}
     groups = [({k}, set[int]()) for k in range(tangents)]
     for node in backward.graph.nodes:
@@ -62,7 +65,7 @@ def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGr
         if not reach[node]:
             saved[node] = used
         elif used:
-            met = [group for group in groups if not group[0].isdisjoint(position[k] - first for k in reach[node])]
+            met = [group for group in groups if not group[0].isdisjoint(reach[node])]
             groups = [group for group in groups if group not in met]
             groups.append((set().union(*(group[0] for group in met)), used.union(*(group[1] for group in met))))
     if len(groups) < 2:
@@ -74,28 +77,17 @@ def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGr
 
 
 def reached_from(
-    graph: torch.fx.Graph, starts: Mapping[torch.fx.Node, frozenset[Any]]
-) -> dict[torch.fx.Node, frozenset[Any]]:
-    """What of the `starts` each node depends on, by what stands there for them."""
-    reach = dict(starts)
+    graph: torch.fx.Graph, tangents: Sequence[Sequence[torch.fx.Node]]
+) -> dict[torch.fx.Node, frozenset[int]]:
+    """Which of the `tangents` each node depends on. What acts depends on those that have the backward run which it is of."""
+    reach = {node: frozenset((k,)) for k, nodes in enumerate(tangents) for node in nodes}
+    runs_for = {node: why.tangents for node, why in acting(graph) if why is not None}
     for node in graph.nodes:
         if node.op != "output" and node not in reach:
-            reach[node] = frozenset[Any]().union(*(reach[source] for source in node.all_input_nodes))
+            reach[node] = runs_for.get(node, frozenset[int]()).union(
+                *(reach[source] for source in node.all_input_nodes)
+            )
     return reach
-
-
-def _acting(
-    graph: torch.fx.Graph, reach: Mapping[torch.fx.Node, frozenset[Any]], zeros: Collection[torch.fx.Node]
-) -> set[torch.fx.Node]:
-    """What runs for what it does, as a draw that nobody uses. What depends on no gradient is taken for a part of that autograd
-    node which the next operator is of that does: the operators of one stand together."""
-    acting, is_gone = set(), False
-    for node in reversed(graph.nodes):
-        if reach.get(node):
-            is_gone = node in zeros
-        if not is_gone and not node.users and is_kept_in_backward(node):
-            acting.add(node)
-    return acting
 
 
 def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.fx.Node]) -> None:

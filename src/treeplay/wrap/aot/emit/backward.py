@@ -76,7 +76,7 @@ def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> Non
     if node.inner:
         text.add("if ctx.layout is not None: args.append(ctx.layout)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
-    text.add("run = ctx.needs.run")
+    text.add("run = ctx.needs.run_for(ctx)" if node.acts_for_some else "run = ctx.needs.run")
     # Before the graph runs: then `args` alone holds what was saved, and it dies inside of the graph.
     _release(text, node)
     why = "None" if needs.onward is None else "ctx.why"

@@ -27,19 +27,21 @@ def load_call(
     *,
     onward: Onward | None = None,
     under_autocast: UnderAutocast | None = None,
+    run_for: Callable[[Any], Boxed] | None = None,
     instead: Instead | None = None,
     direct: DirectCall | None = None,
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
 
-    `onward` is what a backward does under create_graph, `under_autocast` what it does there, `instead` what the first call does
+    `onward` is what a backward does under create_graph, `under_autocast` what it does there, `run_for`
+    what runs it for the inputs whose gradients are wanted, where that matters, `instead` what the first call does
     in place of `run`; `direct` tells how the function is called."""
     sources: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
     if plan.node is not None:
         if backward is None:
             raise InternalError("a plan with a node was loaded without a backward")
-        needs = Needs(backward, onward, under_autocast)
+        needs = Needs(backward, onward, under_autocast, run_for)
         node_class = _node_class(plan, plan.node, run, needs)
         _follow(node_class.forward, run)
         if instead is not None:

@@ -188,8 +188,9 @@ class NodePlan:
     tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
     `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
-    that did not come; otherwise there is a backward without them. `inputs` are kept if the backward can be differentiated,
-    and where the generators stand of which the forward `draws`.
+    that did not come; otherwise there is a backward without them. `acts_for_some`: the backward acts, as by drawing, for some
+    results or inputs only. `inputs` are kept if the backward can be differentiated, and where the generators stand of which
+    the forward `draws`.
     """
 
     returned: tuple[int, ...]
@@ -209,6 +210,7 @@ class NodePlan:
     tokens: int = 0
     is_deterministic: bool = False
     is_whole: bool = False
+    acts_for_some: bool = False
     inner: int = 0
     inputs: KeptInputs | None = None
     draws: tuple[Draw, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent,
 from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
 from treeplay.wrap.aot.plan.memory import fresh_values, seen_elsewhere
 from treeplay.wrap.aot.plan.subclasses import Wrapper, places, tangent_wrappers, width
+from treeplay.wrap.aot.tracing.custom_backwards import acting
 from treeplay.wrap.aot.tracing.findings import refusal
 from treeplay.wrap.aot.tracing.stashed import IS_STASHED
 
@@ -53,6 +54,10 @@ def plan_node(
     # Only where gradients, one input each, come last is there a backward for some of them.
     is_whole = plan.opened is not None or others > 0 or bool(late)
     apart = () if is_whole else groups_of(backward, len(values))
+    part = _acting_for_some(backward, range(len(values)), [k for k, feed in enumerate(feeds) if feed is not None])
+    if is_whole and part is not None:
+        why = "a custom function's backward draws random numbers or acts otherwise, and may run for some of the gradients only"
+        raise refusal("backward", why, location_in(part.meta.get("stack_trace")))
     return NodePlan(
         returned=_returned(plan),
         differentiable=values,
@@ -65,6 +70,7 @@ def plan_node(
         feeds=feeds,
         groups=apart,
         is_whole=is_whole,
+        acts_for_some=part is not None,
         inner=0 if apart else inner,  # what one backward has freed, a block would keep for the others
         detached=tuple(
             plan.inputs[k]
@@ -80,6 +86,14 @@ def plan_node(
         tokens=tokens,
         is_deterministic=bool(facts.deterministic),
     )
+
+
+def _acting_for_some(
+    backward: torch.fx.GraphModule, tangents: Collection[int], inputs: Collection[int]
+) -> torch.fx.Node | None:
+    """What acts in a backward, but not whenever that runs."""
+    found = (node for node, why in acting(backward.graph) if why is not None and not why.is_for_all(tangents, inputs))
+    return next(found, None)
 
 
 def saved_by(forward: torch.fx.GraphModule, plan: CallPlan) -> list[torch.fx.Node]:
@@ -181,8 +195,7 @@ def _feeds(
     late: int,
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
-    starts = {node: frozenset((k,)) for k, nodes in enumerate(tangents) for node in nodes}
-    reach = reached_from(backward.graph, starts)
+    reach = reached_from(backward.graph, tangents)
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
     arguments = len(facts.input_info)
     wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments

@@ -19,6 +19,7 @@ from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.torch_seam.modes import flags_of_modes_kept
 from treeplay.torch_seam.symbols import divided_as_known, floats_divided
 from treeplay.trace.run.apart import TakesApart
+from treeplay.wrap.aot.tracing.custom_backwards import CustomBackwards
 from treeplay.wrap.aot.tracing.dropout import dropout_as_eager
 from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
@@ -91,12 +92,13 @@ class _WatchedFunction(torch.nn.Module):
         self.seen.versioned.clear()
         self.seen.reshaped_then_written = None
         is_as_called = torch.is_grad_enabled() == self.mode  # it runs again with gradients off, where none are needed
-        histories = [_history(value) for value in inputs]
+        histories, custom = [_history(value) for value in inputs], CustomBackwards(inputs)
         watching = LineWatch(self.seen, inputs, self.leaves, self.names, is_exact=self.is_exact)
         with watching as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
+        custom.watch(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
         if is_as_called:
             modes = {k: was_taken_with_gradients(r) for k, r in enumerate(results) if isinstance(r, torch.Tensor)}

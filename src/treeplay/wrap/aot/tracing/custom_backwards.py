@@ -1,0 +1,112 @@
+"""What each custom function's backward runs for: gradients of which results, for which inputs.
+
+    y = Custom.apply(x * w)              Custom.backward runs if a gradient comes for y, and that of x or w is wanted:
+    return y * v, v                      else eager does not draw what it draws
+
+A node of autograd's graph is run as a whole, or not at all. What it calls need not depend on a gradient, as a draw does not, so
+the graph that is traced does not tell. Autograd's own graph does, as long as it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import get_gradient_edge
+
+from treeplay.torch_seam.autograd import history
+from treeplay.torch_seam.fx import graph_in_trace
+from treeplay.torch_seam.partition import is_kept_in_backward
+
+_RUNS_FOR = "runs_for"
+
+
+@dataclass(frozen=True, slots=True)
+class RunsFor:
+    """For what an autograd node runs: gradients of one of these results or written inputs come, and that of one of these inputs
+    is wanted. `tangents`: the same results and written inputs, as the backward counts them."""
+
+    results: frozenset[int]
+    written: frozenset[int]
+    inputs: frozenset[int]
+    tangents: frozenset[int] = frozenset()
+
+    def is_for_all(self, tangents: Collection[int], inputs: Collection[int]) -> bool:
+        """Whether it runs for each of these tangents, and for each of these inputs."""
+        return self.tangents.issuperset(tangents) and self.inputs.issuperset(inputs)
+
+
+class CustomBackwards:
+    """Marks what custom functions call in their backwards, in the graph that is traced. Made before the function runs."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs = inputs
+        self._edges = {
+            get_gradient_edge(value)[:2]: k
+            for k, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        }
+
+    def watch(self, results: Sequence[Any]) -> None:
+        """Once the function has run: from here on, the backward may."""
+        graph = graph_in_trace()
+        if graph is None:
+            return
+        known = [node for node, _ in self._edges]
+        of_results, of_inputs = self._custom(results, known), self._custom(self._inputs, known)
+        for node in {*of_results, *of_inputs}:
+            edges = [edge for passed in history([node], known) for edge in passed.next_functions]
+            inputs = frozenset(self._edges[edge] for edge in edges if edge in self._edges)
+            runs_for = RunsFor(of_results.get(node, frozenset()), of_inputs.get(node, frozenset()), inputs)
+            _mark_what_it_calls(node, graph, runs_for)
+
+    def _custom(self, values: Sequence[Any], known: Sequence[Any]) -> dict[Any, frozenset[int]]:
+        """The nodes of custom functions, and which of the values each leads to."""
+        found: dict[Any, frozenset[int]] = {}
+        for k, value in enumerate(values):
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                for node in history([value.grad_fn], known):
+                    if isinstance(node, BackwardCFunction):
+                        found[node] = found.get(node, frozenset()) | {k}
+        return found
+
+
+def _mark_what_it_calls(node: Any, graph: torch.fx.Graph, runs_for: RunsFor) -> None:
+    last: list[torch.fx.Node] = []
+
+    def before(*_: Any) -> None:
+        last.append(next(iter(reversed(graph.nodes))))
+
+    def after(*_: Any) -> None:
+        called = last.pop().next
+        while called.op != "root":
+            called.meta[_RUNS_FOR] = runs_for
+            called = called.next
+
+    node.register_prehook(before)
+    node.register_hook(after)
+
+
+def acting(graph: torch.fx.Graph) -> Iterator[tuple[torch.fx.Node, RunsFor | None]]:
+    """What a backward does for its own sake, as a draw, and what it runs for; None if it is no custom function's: a pass that
+    adds such a node has it run always."""
+    for node in graph.nodes:
+        if node.op == "call_function" and is_kept_in_backward(node):
+            yield node, node.meta.get(_RUNS_FOR)
+
+
+def name_tangents(graph: torch.fx.Graph, origins: Sequence[tuple[int | None, int | None]]) -> None:
+    """Tell what runs for which tangent. `origins`: the written input or else the result that each is of."""
+    for node in graph.nodes:
+        runs_for = node.meta.get(_RUNS_FOR)
+        if runs_for is not None:
+            found = (
+                k
+                for k, (written, result) in enumerate(origins)
+                if (written in runs_for.written if written is not None else result in runs_for.results)
+            )
+            node.meta[_RUNS_FOR] = replace(runs_for, tangents=frozenset(found))

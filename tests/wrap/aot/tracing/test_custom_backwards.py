@@ -1,0 +1,30 @@
+"""For which gradients and inputs what a custom function's backward calls runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from treeplay.wrap.aot.tracing.capture import captured
+
+
+class Draws(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient - torch.rand(3)
+
+
+def test_a_custom_backward_runs_for_results_and_inputs_by_autograds_graph() -> None:
+    def program(x: torch.Tensor, constant: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [constant / y, Draws.apply(x - constant) / y, Draws.apply(y)]  # type: ignore[no-untyped-call]
+
+    inputs = [torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(3, requires_grad=True)]
+    with captured(program, inputs, None) as (traced, _):
+        drawn = traced.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.rand.default)
+        found = {(tuple(node.meta["runs_for"].results), tuple(node.meta["runs_for"].inputs)) for node in drawn}
+    assert found == {((1,), (0,)), ((2,), (2,))}

@@ -61,6 +61,8 @@ def is_of_a_trace(code: CodeType) -> bool:
 def is_of_a_handler(frame: FrameType | None, handlers: Set[CodeType]) -> bool:
     """Whether a frame is that of a signal's handler, whose code is one of these, or was called by it: up to the next one that
     is there because a program is traced, for all of a step may run in a handler."""
+    if not handlers:  # as a rule
+        return False
     while frame is not None and not is_of_a_trace(frame.f_code):
         if frame.f_code in handlers:
             return True

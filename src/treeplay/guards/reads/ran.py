@@ -15,7 +15,6 @@ from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
 from treeplay.guards.reads.machinery import is_of_a_handler, is_of_a_trace
-from treeplay.sandbox.signal_handlers import codes_of_handlers
 
 _BASES = type.__dict__["__mro__"].__get__  # past metaclasses, which may be the user's
 _NAMESPACE = type.__dict__["__dict__"].__get__
@@ -27,8 +26,8 @@ class RanCode(Protocol):
     is_complete: bool
     """Not where somebody else's tool could not be set aside, or the profiler failed: then nobody knows what ran."""
 
-    def start(self) -> None:
-        """Begin to note, in this thread."""
+    def start(self, handlers: frozenset[CodeType] = frozenset()) -> None:
+        """Begin to note, in this thread, but for what handlers of signals with this code run."""
 
     def stop(self) -> None:
         """End it."""
@@ -68,8 +67,8 @@ class _Profiled:
         self._is_on = False
         self.is_complete = True
 
-    def start(self) -> None:
-        self._handlers = codes_of_handlers()
+    def start(self, handlers: frozenset[CodeType] = frozenset()) -> None:
+        self._handlers = handlers
         self._theirs = sys.getprofile()
         if self._theirs is not None and not callable(self._theirs) and not isinstance(self._theirs, _Profiler):
             self._theirs, self.is_complete = None, False  # in C, as torch's is: nobody could put it back
@@ -145,9 +144,9 @@ class _Monitored:
         self._is_on = False
         self.is_complete = True
 
-    def start(self) -> None:
+    def start(self, handlers: frozenset[CodeType] = frozenset()) -> None:
         monitoring, events = self._monitoring, self._monitoring.events
-        self._thread, self._handlers = get_ident(), codes_of_handlers()
+        self._thread, self._handlers = get_ident(), handlers
         try:
             monitoring.use_tool_id(_TOOL, "treeplay")
         except ValueError:  # another tool has the number
@@ -193,7 +192,7 @@ class _Monitored:
     def _on_start(self, code: CodeType, _: int) -> Any:
         if not self._is_on or get_ident() != self._thread:
             return None
-        if self._handlers and is_of_a_handler(sys._getframe(1), self._handlers):
+        if is_of_a_handler(sys._getframe(1), self._handlers):
             return None
         if code is _PASSES_ON:  # by a call with `**`, of which Python 3.12 tells nothing
             caller = sys._getframe(1).f_back
@@ -224,9 +223,11 @@ class _Monitored:
 
 def _without(handlers: frozenset[CodeType], entries: list[Any]) -> list[Any]:
     """The profile without the code of handlers of signals, and without what was called by such code alone."""
-    calls = {id(entry.code): entry.callcount for entry in entries}
-    waiting, gone = [entry for entry in entries if entry.code in handlers], set(map(id, handlers))
-    by_id = {id(entry.code): entry for entry in entries}
+    if not handlers:  # as a rule
+        return entries
+    by_id, gone = {id(entry.code): entry for entry in entries}, {*map(id, handlers)}
+    calls = {key: entry.callcount for key, entry in by_id.items()}
+    waiting = [entry for key, entry in by_id.items() if key in gone]
     while waiting:
         for call in waiting.pop().calls or ():
             key = id(call.code)
@@ -234,7 +235,7 @@ def _without(handlers: frozenset[CodeType], entries: list[Any]) -> list[Any]:
             if not calls[key] and key in by_id and key not in gone:
                 gone.add(key)
                 waiting.append(by_id[key])
-    return [entry for entry in entries if id(entry.code) not in gone] if handlers else entries
+    return [entry for entry in entries if id(entry.code) not in gone]
 
 
 _TOOL = 4  # one of the numbers that Python gives to nobody

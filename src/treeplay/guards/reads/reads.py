@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from treeplay.guards.entries import entry_of
@@ -99,7 +99,7 @@ class Reads:
             raise
         self._quiet.__enter__()
         self._handlers = codes_of_handlers()
-        self._ran.start()
+        self._ran.start(self._handlers)
         self.is_noting = True
         _watching.append(self)
         _tell_innermost()
@@ -184,7 +184,7 @@ class Reads:
         if not self.is_noting or get_ident() != self._thread:
             return
         frame = _getframe(2)
-        if is_of_a_trace(frame.f_code) or self._is_handling(frame):
+        if is_of_a_trace(frame.f_code) or is_of_a_handler(frame, self._handlers):
             return
         if name == WHOLE:
             # `dis`, which looks at the instructions, is not run by the program.
@@ -208,7 +208,8 @@ class Reads:
         if self.is_noting and get_ident() == self._thread:
             frame = _getframe(2)
             code = frame.f_code
-            if (is_a(value, ModuleType) and is_of_a_trace(code)) or self._is_handling(frame):  # or an import
+            is_import = is_a(value, ModuleType) and is_of_a_trace(code)
+            if is_import or is_of_a_handler(frame, self._handlers):
                 return
             is_of_settings = is_a(value, ConfigModule)
             if is_of_settings and not is_setting(value, name):  # what such a module notes of itself
@@ -220,9 +221,6 @@ class Reads:
                 noted.note_patch(name, id(frame.f_locals["self"]), begins=code.co_name == "__enter__")
             elif is_of_settings:  # it may be set to what it is
                 noted.read[name] = None
-
-    def _is_handling(self, frame: FrameType) -> bool:
-        return bool(self._handlers) and is_of_a_handler(frame, self._handlers)
 
     # --- classes and modules ----------------------------------------------------------------------------------
 

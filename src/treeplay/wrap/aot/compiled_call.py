@@ -94,19 +94,20 @@ def load_training(
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)  # else zeros come for those that are missing
     later, inner = _later(compilers.backward, backward, tangents), node.first_inner if node.inner else None
-    lazy = LazyBackward(functools.partial(later, ()), tangents, inner=inner)
+
+    def lazy_without(unwanted: tuple[int, ...]) -> LazyBackward:
+        return LazyBackward(functools.partial(later, unwanted), tangents, inner=inner)
+
+    lazy = lazy_without(())
     boxed = _called(lazy, backward)
-    run_for = RunFor(
-        boxed,
-        lambda unwanted: _called(LazyBackward(functools.partial(later, unwanted), tangents, inner=inner), backward),
-    )
+    run_for = RunFor(boxed, lambda unwanted: _called(lazy_without(unwanted), backward)) if node.acts_for_some else None
     call = load_call(
         plan,
         run,
         boxed,
         onward=onward,
         under_autocast=under_autocast,
-        run_for=run_for if node.acts_for_some else None,
+        run_for=run_for,
         instead=instead,
         direct=compilers.direct,
     )

@@ -33,9 +33,9 @@ def load_call(
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
 
-    `onward` is what a backward does under create_graph, `under_autocast` what it does there, `run_for`
-    what runs it for the inputs whose gradients are wanted, where that matters, `instead` what the first call does
-    in place of `run`; `direct` tells how the function is called."""
+    `onward` is what a backward does under create_graph, `under_autocast` what it does there, `run_for` what runs it for the
+    inputs whose gradients are wanted, where that matters, `instead` what the first call does in place of `run`; `direct` tells
+    how the function is called."""
     sources: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
     if plan.node is not None:

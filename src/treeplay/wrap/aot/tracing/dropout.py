@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,38 +70,42 @@ _ALPHA = 1.7580993408473766
 """What alpha dropout gives for what it drops, but for the sign: torch's own constant."""
 
 
-def _product(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+_Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _dropped_by(draw: Callable[[torch.Tensor, float], torch.Tensor | None]) -> Callable[..., Any]:
+    """Dropout that is on as `draw` gives it; None where torch's own will do."""
+
     def make(original: Callable[..., Any], is_wanted: Callable[[], Any]) -> Callable[..., Any]:
         def dropout(tensor: torch.Tensor, p: float, train: bool | None) -> Any:
-            if is_wanted() and (p == 0 or not train):
-                return tensor
-            if not is_wanted() or not (p == 1 or tensor.device.type == "cpu"):
+            if not is_wanted():
                 return original(tensor, p, train)
-            if p == 1:
-                return multiply(tensor, tensor.new_zeros(()))  # a NaN stays one
-            _, kept = torch.native_dropout(tensor, p, True)  # which draws as eager does, whatever the strides
-            return multiply(tensor, kept.to(tensor.dtype).div(1 - p))
+            if p == 0 or not train:
+                return tensor
+            dropped = draw(tensor, p)
+            return original(tensor, p, train) if dropped is None else dropped
 
         return dropout
 
     return make
 
 
-def _alpha(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    def make(original: Callable[..., Any], is_wanted: Callable[[], Any]) -> Callable[..., Any]:
-        def alpha_dropout(tensor: torch.Tensor, p: float, train: bool) -> Any:
-            if is_wanted() and (p == 0 or not train):
-                return tensor
-            if not is_wanted() or p == 1 or tensor.device.type != "cpu":
-                return original(tensor, p, train)
-            kept = bernoulli_(torch.empty_like(tensor, requires_grad=False), 1 - p)
-            a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-            shift = kept.add(-1).mul(_ALPHA * a).add(_ALPHA * a * p)
-            return multiply(tensor, kept.mul(a)).add_(shift)
+def _product(multiply: _Multiply, tensor: torch.Tensor, p: float) -> torch.Tensor | None:
+    if p == 1:
+        return multiply(tensor, tensor.new_zeros(()))  # a NaN stays one
+    if tensor.device.type != "cpu":
+        return None
+    _, kept = torch.native_dropout(tensor, p, True)  # which draws as eager does, whatever the strides
+    return multiply(tensor, kept.to(tensor.dtype).div(1 - p))
 
-        return alpha_dropout
 
-    return make
+def _alpha(multiply: _Multiply, tensor: torch.Tensor, p: float) -> torch.Tensor | None:
+    if p == 1 or tensor.device.type != "cpu":
+        return None
+    kept = bernoulli_(torch.empty_like(tensor, requires_grad=False), 1 - p)
+    a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    shift = kept.add(-1).mul(_ALPHA * a).add(_ALPHA * a * p)
+    return multiply(tensor, kept.mul(a)).add_(shift)
 
 
 def bernoulli_(tensor: torch.Tensor, p: float = 0.5) -> torch.Tensor:
@@ -119,10 +124,10 @@ def in_eagers_order(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappi
 
 
 _WRITTEN_OUT = (
-    written_out(torch.ops.aten.dropout.default, _product(torch.mul)),
-    written_out(torch.ops.aten.dropout_.default, _product(torch.Tensor.mul_)),
-    written_out(torch.ops.aten.alpha_dropout.default, _alpha(torch.mul)),
-    written_out(torch.ops.aten.alpha_dropout_.default, _alpha(torch.Tensor.mul_)),
+    written_out(torch.ops.aten.dropout.default, _dropped_by(partial(_product, torch.mul))),
+    written_out(torch.ops.aten.dropout_.default, _dropped_by(partial(_product, torch.Tensor.mul_))),
+    written_out(torch.ops.aten.alpha_dropout.default, _dropped_by(partial(_alpha, torch.mul))),
+    written_out(torch.ops.aten.alpha_dropout_.default, _dropped_by(partial(_alpha, torch.Tensor.mul_))),
 )
 
 

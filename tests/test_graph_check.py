@@ -135,7 +135,7 @@ def test_jit_looks_at_its_graph_after_each_step(told: list[str], monkeypatch: py
     def no_compiler(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError
 
-    monkeypatch.setattr(artifact, "compile_graph", no_compiler)
+    monkeypatch.setattr(artifact, "compile_artifact", no_compiler)
 
     def each_step(x: torch.Tensor) -> torch.Tensor:
         y = x.sin().t_()

@@ -194,7 +194,7 @@ def test_a_graph_for_a_compiler_gives_eagers_dtypes(
     what: str, values: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the number comes first, as in `n // x`. Nothing is compiled here: the graph that would be runs as it is."""
-    monkeypatch.setattr(artifact, "compile_graph", lambda module, *_, **__: boxed(module))
+    monkeypatch.setattr(artifact, "compile_artifact", lambda module, *_, **__: boxed(module))
     jitted, x = jit(FIRST[what], lower="inductor"), torch.tensor([1.5, -0.25, 0.0, 6.0])
     for value in values:
         found, expected = jitted(x, value), FIRST[what](x, value)
@@ -203,7 +203,7 @@ def test_a_graph_for_a_compiler_gives_eagers_dtypes(
 
 
 def test_a_negative_power_of_integers_raises_in_a_graph_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact, "compile_graph", lambda module, *_, **__: boxed(module))
+    monkeypatch.setattr(artifact, "compile_artifact", lambda module, *_, **__: boxed(module))
     jitted, x = jit(lambda x, n: x**n, lower="inductor"), torch.arange(1, 5)
     for value in (2, 3, 0, 4):
         assert_same(jitted(x, value), x**value)

@@ -161,3 +161,14 @@ def test_no_class_name_has_two_meanings() -> None:
                 if name[:1].isupper() and not name.isupper():
                     found.setdefault(name, {})[place] = ast.unparse(node.value)
     assert not {name: places for name, places in found.items() if len({*places.values()}) > 1}
+
+
+def test_no_public_function_has_two_meanings() -> None:
+    found: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, set()).add(str(path.relative_to(SOURCE)))
+    # A command has the name of the function that it calls, and `treeplay.observe` forgets what the package forgets.
+    same = {"check": {"cli/check.py", "report/check.py"}, "reset": {"api.py", "observe/__init__.py"}}
+    assert {name: files for name, files in found.items() if len(files) > 1} == same

@@ -168,12 +168,12 @@ def record_for_all_sizes(
     """The stages for calls like `call` whatever the sizes in `changing` are: compiling is left to any thread. Has no effect on
     any tensor; raises `Refusal`."""
     from treeplay.backend.shapes.program_any_size import trace_for_any_size
-    from treeplay.trace.any_size import refusal
+    from treeplay.trace.any_size import not_for_any_size
 
     seconds: dict[str, float] = {}
     front = run_front(program, call, first_run, seconds, lower="auto")
     if front.device != CPU or front.plan.lowerings[0] != "inductor":
-        raise refusal(str(front.plan))
+        raise not_for_any_size(str(front.plan))
 
     with timed("lower", seconds):
         signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
@@ -190,9 +190,9 @@ def for_all_sizes(make: Callable[..., MadeForAllSizes]) -> ForAllSizes:
     """How a program gets recordings for all sizes, of which `make` makes one."""
 
     def prepare() -> None:
-        from treeplay.backend.shapes.program_any_size import warm_up
+        from treeplay.backend.shapes.program_any_size import import_ahead
 
-        warm_up()
+        import_ahead()
 
     def is_prepared() -> bool:
         return bool(getattr(sys.modules.get("treeplay.backend.shapes.program_any_size"), "is_warm", False))
@@ -233,7 +233,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
     from treeplay.backend.numbers import KnownNumbers
     from treeplay.backend.passes import run_before_autograd
-    from treeplay.backend.recording.examine import parts_of
+    from treeplay.backend.recording.examine import nested_graphs
     from treeplay.backend.shapes.any_size import for_any_size
     from treeplay.backend.shapes.patterns import with_patterns
     from treeplay.backend.shapes.sizes import changing_sizes, with_known_sizes, with_marks
@@ -244,7 +244,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     if isinstance(program, torch.fx.GraphModule):
         program = run_before_autograd(program, inputs, options.before_autograd)
     # The bodies of custom autograd functions, branches and loops are graphs of their own.
-    acting = frozenset().union(*(acting_in(part.graph) for part in parts_of(program)))
+    acting = frozenset().union(*(acting_in(part.graph) for part in nested_graphs(program)))
     is_dynamic = has_symbols(inputs)
     # It is compiled for each of their values.
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]

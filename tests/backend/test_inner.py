@@ -62,7 +62,7 @@ def test_D14_autocast_is_off_while_a_graph_is_lowered():
 
 def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
     monkeypatch.setattr(inner_module, "find_compiler", lambda: SimpleNamespace(path=None))
-    monkeypatch.setattr("treeplay.lower.inductor.artifact.compile_graph", None)
+    monkeypatch.setattr("treeplay.lower.inductor.artifact.compile_artifact", None)
     module = torch.fx.symbolic_trace(lambda x: (x + 1,))
     assert compile_inner(module, [torch.ones(3)], Options())([torch.ones(3)])[0].tolist() == [2, 2, 2]
 
@@ -93,7 +93,7 @@ def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
                 node.args = (node.args[0], 7)
         raise AssertionError("an operator that it does not know")
 
-    monkeypatch.setattr(artifact, "compile_graph", fail)
+    monkeypatch.setattr(artifact, "compile_artifact", fail)
     module = make_fx(lambda x: (x * 3,))(torch.ones(2))
     with pytest.warns(UserWarning, match="an operator that it does not know"):
         run = compile_inner(module, [torch.ones(2)], Options(inner="inductor"))

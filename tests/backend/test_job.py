@@ -184,7 +184,7 @@ def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_f
     from treeplay.lower.inductor import artifact
 
     reported, taken = [], []
-    original = artifact.compile_graph
+    original = artifact.compile_artifact
 
     def noting(module, fakes, *, strides, **known):
         taken.append([tuple(fake.stride()) for fake in fakes])
@@ -193,7 +193,7 @@ def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_f
         finally:
             reported.append(list(strides))
 
-    monkeypatch.setattr(artifact, "compile_graph", noting)
+    monkeypatch.setattr(artifact, "compile_artifact", noting)
     net, x = convolutions(), torch.randn(2, 3, 10, 10)
     twin = copy.deepcopy(net)
     out, wanted = compiled(net, "inductor")(x), twin(x)

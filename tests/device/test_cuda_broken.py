@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from treeplay import CaptureFailed, UsageError
-from treeplay.device.cuda.broken import explained, explained_end, worked_elsewhere
+from treeplay.device.cuda.broken import broken_capture, explained_end, worked_elsewhere
 
 
 def raised(error: BaseException, call: object = None) -> BaseException:
@@ -38,7 +38,7 @@ def raised(error: BaseException, call: object = None) -> BaseException:
     ],
 )
 def test_cudas_texts_are_put_into_the_users_terms(text: str, why: str) -> None:
-    failure = explained(raised(RuntimeError(text)))
+    failure = broken_capture(raised(RuntimeError(text)))
     assert isinstance(failure, CaptureFailed) and why in failure.reason.why
     assert failure.where is not None and failure.where.file == __file__
     assert explained_end(RuntimeError(text)).op == "capture"
@@ -46,9 +46,9 @@ def test_cudas_texts_are_put_into_the_users_terms(text: str, why: str) -> None:
 
 def test_codes_are_known_where_texts_are_not() -> None:
     error = RuntimeError("CUDA error: etwas anderes")
-    assert explained(error) is None
+    assert broken_capture(error) is None
     error.error_code = 905
-    assert "905" in explained(error).reason.why
+    assert "905" in broken_capture(error).reason.why
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_codes_are_known_where_texts_are_not() -> None:
     ],
 )
 def test_the_programs_own_errors_are_left_alone(error: BaseException) -> None:
-    assert explained(raised(error)) is None
+    assert broken_capture(raised(error)) is None
 
 
 def test_both_devices_are_named() -> None:

@@ -12,7 +12,7 @@ import torch
 from support.recordings import reserved
 from treeplay.device.cuda.capturing import streams
 from treeplay.device.cuda.capturing.capture import capturing
-from treeplay.device.cuda.capturing.workspaces import Workspace, Workspaces, mentions, workspaces
+from treeplay.device.cuda.capturing.workspaces import Workspace, Workspaces, holds_address, workspaces
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import GraphNode, Memset, Other
@@ -24,14 +24,14 @@ CUDA = torch.device("cuda")
 @pytest.mark.parametrize("address", [0x7F79_3EA0_0000, 0x7F79_3F12_3456, 0x7F79_409F_FFFF])
 def test_an_address_is_found_wherever_it_stands(address: int, offset: int) -> None:
     buffer = bytes(offset) + address.to_bytes(8, "little") + b"\x01" * 5
-    assert mentions(buffer, 0x7F79_3EA0_0000, 0x7F79_40A0_0000)
+    assert holds_address(buffer, 0x7F79_3EA0_0000, 0x7F79_40A0_0000)
 
 
 def test_other_addresses_are_not() -> None:
     start, end = 0x7F79_3EA0_0000, 0x7F79_40A0_0000
     others = (start - 1, end, start + (1 << 40), 0, (1 << 64) - 1)
-    assert not any(mentions(value.to_bytes(8, "little"), start, end) for value in others)
-    assert not mentions(b"", start, end) and not mentions(start.to_bytes(8, "little")[:7], start, end)
+    assert not any(holds_address(value.to_bytes(8, "little"), start, end) for value in others)
+    assert not holds_address(b"", start, end) and not holds_address(start.to_bytes(8, "little")[:7], start, end)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import treeplay
-from treeplay.device.cuda.capturing.attempt import attempt
+from treeplay.device.cuda.capturing.attempt import attempt_capture
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed, InternalError
@@ -236,6 +236,6 @@ def test_random_numbers_may_be_drawn_elsewhere_while_a_program_is_captured() -> 
 
     x = torch.ones(3, device="cuda")
     torch.manual_seed(5)
-    attempt(Work("work", run, body, draws=False), [x], lane_of(x.device)).drop()
+    attempt_capture(Work("work", run, body, draws=False), [x], lane_of(x.device)).drop()
     torch.manual_seed(5)
     assert torch.equal(drawn[0], torch.rand(3, device="cuda"))

@@ -17,7 +17,7 @@ from support.compiled import compiled, new_reports
 from treeplay.device.cuda.nodes.patch import Patcher
 from treeplay.settings import settings
 from treeplay.values.launch import LaunchFacts
-from treeplay.wrap.aot.calls.block import opened
+from treeplay.wrap.aot.calls.block import open_block
 
 pytestmark = pytest.mark.gpu
 
@@ -125,10 +125,10 @@ def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counting(values: Any, layout: Any, first: int) -> list[Any]:
         counts.append(len(layout.parts))
-        return opened(values, layout, first)
+        return open_block(values, layout, first)
 
     for module in ("lazy_backward", "block"):
-        monkeypatch.setattr(f"treeplay.wrap.aot.calls.{module}.opened", counting)
+        monkeypatch.setattr(f"treeplay.wrap.aot.calls.{module}.open_block", counting)
     return counts
 
 

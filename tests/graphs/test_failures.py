@@ -269,6 +269,6 @@ def test_a_broken_capture_is_ended_by_its_own_bookkeeping(cuda: str) -> None:
         driver.begin_capture(stream.cuda_stream)
         captured = driver.captured_graph(stream.cuda_stream)
         assert driver.is_capturing(stream.cuda_stream) and driver.count_nodes(captured) == 0
-        driver.end_capture(stream.cuda_stream)
+        driver.drop_capture(stream.cuda_stream)
     assert not driver.is_capturing(stream.cuda_stream) and driver.captured_graph(stream.cuda_stream) is None
     assert capture.allocations_elsewhere(0).keys() <= {1, 2, 3, 4, 5, 6, 7}

@@ -8,7 +8,7 @@ import sysconfig
 import pytest
 import torch
 
-from treeplay.observe.lines import failed_call, is_own, is_users, is_users_or_text, running_call, user_location
+from treeplay.observe.lines import failed_call, is_user_file, is_users, is_users_or_text, running_call, user_location
 
 
 def test_torch_and_treeplay_are_not_the_users() -> None:
@@ -90,5 +90,5 @@ def test_typing_extensions_is_no_code_of_a_users() -> None:
     ],
 )
 def test_packages_are_installed_in_folders_of_other_environments_too(folder: str) -> None:
-    assert is_users(f"{folder}/a_library/layers.py") and not is_own(f"{folder}/a_library/layers.py")
+    assert is_users(f"{folder}/a_library/layers.py") and not is_user_file(f"{folder}/a_library/layers.py")
     assert not is_users(f"{folder}/typing_extensions.py")

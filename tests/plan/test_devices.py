@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import treeplay
-from treeplay.plan.devices import device_of, settle
+from treeplay.plan.devices import device_of_program, settle
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.trace.traced import Trace
@@ -24,13 +24,13 @@ def traced(program, *args) -> Trace:
 
 def test_a_program_of_the_cpu_stays_there():
     made = traced(lambda x: x * 2 - 1, torch.ones(2))
-    assert device_of(made) == torch.device("cpu")
+    assert device_of_program(made) == torch.device("cpu")
     assert settle(made, torch.device("cpu")) == (made, ())
 
 
 def test_another_kind_of_device_is_refused():
     with pytest.raises(treeplay.Refusal, match="on meta"):
-        device_of(traced(lambda x: x * 2 - 1, torch.ones(2, device=META)))
+        device_of_program(traced(lambda x: x * 2 - 1, torch.ones(2, device=META)))
 
 
 KEPT = {"y": torch.zeros(2)}

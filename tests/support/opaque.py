@@ -17,7 +17,7 @@ from treeplay.trace.opaque.program import OpaqueBody, OpaqueProgram, Prepared, p
 from treeplay.tree.make import make_opaque_work
 from treeplay.values.signature import Argument, Signature
 from treeplay.wrap.ambience import Ambience
-from treeplay.wrap.emit import MISS, CallParts, emit_call
+from treeplay.wrap.emit import MISS, CallParts, emit_recording_call
 
 
 def rehearsed(prepared: Prepared) -> OpaqueProgram:
@@ -122,7 +122,7 @@ def _call_function(signature: Signature, call: Call, given: list[torch.Tensor], 
         check=dynamo.tensor_check(checked) if checked else None,
         is_apart=None,
     )
-    return load_source(emit_call(signature, Ambience.now(), parts, name="call opaque"))
+    return load_source(emit_recording_call(signature, Ambience.now(), parts, name="call opaque"))
 
 
 class Captured:

@@ -128,7 +128,7 @@ def test_an_argument_that_moves_is_given_as_a_copy_and_returned_as_itself():
     from treeplay.trace.jit import trace
     from treeplay.values.signature import MoveTo
     from treeplay.wrap.ambience import Ambience
-    from treeplay.wrap.emit import CallParts, emit_call
+    from treeplay.wrap.emit import CallParts, emit_recording_call
 
     x, y = torch.ones(2), torch.arange(2.0)
     signature = trace(lambda x, y: (x - y.double(), x), call_of(x, y)).signature
@@ -143,7 +143,7 @@ def test_an_argument_that_moves_is_given_as_a_copy_and_returned_as_itself():
         return ["a new tensor"]
 
     parts = CallParts(run=run, check=lambda *tensors: True)
-    source = emit_call(replace(signature, inputs=tuple(inputs)), Ambience.now(), parts, name="moving")
+    source = emit_recording_call(replace(signature, inputs=tuple(inputs)), Ambience.now(), parts, name="moving")
     assert "args_1.to(" in source.text and "non_blocking=True)" in source.text
     assert load_source(source)((x, y), {}) == ("a new tensor", x)
     assert given[at] is y and given[1 - at] is x

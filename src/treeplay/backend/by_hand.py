@@ -47,7 +47,7 @@ class CompiledByHand:
     ) -> None:
         self._program = _copied(program)
         self._compile_next = compile_next
-        leaves, self._tree = trees.flatten(tuple(inputs))
+        leaves, self._tree = trees.flatten_tree(tuple(inputs))
         self._count, self._is_flat = len(leaves), trees.is_flat(inputs)
         self._names = _names(program) if self._is_flat else {}
         self._differences = [(at, test) for at, test in enumerate(map(_difference_from, leaves)) if test is not None]
@@ -81,7 +81,7 @@ class CompiledByHand:
     def _samples(self, args: Sequence[Any]) -> Sequence[Any]:
         """The inputs to compile for: those of a call, and symbols where there were some."""
         leaves = trees.leaves_like(args, self._tree)
-        samples: Sequence[Any] = trees.unflatten(
+        samples: Sequence[Any] = trees.unflatten_tree(
             [self._symbolic.get(at, leaf) for at, leaf in enumerate(leaves)], self._tree
         )
         return samples

@@ -16,7 +16,7 @@ import torch.fx
 from torch.utils.checkpoint import checkpoint
 
 from treeplay.backend.passes import copy_of
-from treeplay.backend.recording.examine import calls, parts_of
+from treeplay.backend.recording.examine import calls, nested_graphs
 from treeplay.backend.shapes.flat import Program
 from treeplay.codegen import hide_from_dynamo
 from treeplay.torch_seam.autograd import CHECKPOINTED, CONTEXTS_OF_CHECKPOINT
@@ -27,7 +27,7 @@ def with_real_checkpoints(program: Program) -> Program:
     if not isinstance(program, torch.fx.GraphModule) or not calls(program, CHECKPOINTED):
         return program
     twin = copy_of(program)
-    for part in parts_of(twin):
+    for part in nested_graphs(twin):
         for node in list(part.graph.find_nodes(op="call_function", target=CHECKPOINTED)):
             node.target = _checkpointed
         part.recompile()

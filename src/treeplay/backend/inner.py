@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.metadata import fakes_of, mode_of, views_as_reshapes
+from treeplay.backend.metadata import data_as_fakes, mode_of, views_as_reshapes
 from treeplay.backend.options import Options
 from treeplay.backend.strides import check_symbolic_strides, noted_strides, visible_strides, with_strides
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
@@ -191,7 +191,7 @@ def _inductor(
     from treeplay.lower.inductor.layouts import check_layouts
 
     mode = mode_of(inputs)
-    fakes = fakes_of(mode, inputs)
+    fakes = data_as_fakes(mode, inputs)
     # Inductor rewrites what it is given, and others still ask the graph.
     spare = fx.lazy_module(module, copy.deepcopy(module.graph))
     for node in spare.graph.find_nodes(op="call_function", target=torch.ops.aten._neg_view.default):
@@ -200,7 +200,7 @@ def _inductor(
     strides: list[Any] = []
     try:
         check_layouts(module.graph)
-        run = artifact.compile_graph(
+        run = artifact.compile_artifact(
             spare,
             fakes,
             device=device,

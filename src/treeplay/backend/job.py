@@ -28,8 +28,8 @@ from treeplay.backend.numbers import tensors_for_numbers
 from treeplay.backend.options import Options
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
 from treeplay.backend.recording import examine
-from treeplay.backend.recording.compiled_graph import counted
-from treeplay.backend.recording.decide import decide
+from treeplay.backend.recording.compiled_graph import counting_calls
+from treeplay.backend.recording.decide import reasons_to_skip
 from treeplay.backend.recording.recorded import draws_random_numbers, recorded
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.backend.recording.roles import check_saved_come_first, graph_roles, saved_roles
@@ -258,13 +258,13 @@ class Job:
         """Record the graph, or report why not."""
         self.accounts.append(account)
         enter(account)
-        skips, compiled = decide(account.facts), run
+        skips, compiled = reasons_to_skip(account.facts), run
         try:
             if skips:
                 self.may_record = False
                 account.skipped(skips)
                 if account.facts.uses_accelerator and account.direction != "backward":
-                    run = counted(run, self.skipped_calls, "not recorded")
+                    run = counting_calls(run, self.skipped_calls, "not recorded")
             else:
                 run = recorded(run, module, inputs, roles, account)
                 if isinstance(run, Replayed):
@@ -280,7 +280,7 @@ class Job:
         names = [node.name if (at := node.meta.get(ARGUMENT)) is None else self.names[at] for node in nodes]
         return GraphFacts(
             direction=direction,
-            inputs=examine.inputs_of(nodes, inputs, roles, names),
+            inputs=examine.input_facts(nodes, inputs, roles, names),
             devices=examine.devices_of(module),
             operators=len(examine.calls_of(module)),
             obstacles=examine.obstacles_of(module),

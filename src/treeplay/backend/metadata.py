@@ -22,7 +22,7 @@ def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMo
     The mode that the inputs are fakes of is used and returned, or else a new one that takes real tensors too."""
     mode = mode_of(inputs)
     with taking_real_tensors(mode), mode, torch.no_grad():
-        _Noting(module).run(*fakes_of(mode, inputs))
+        _Noting(module).run(*data_as_fakes(mode, inputs))
     return mode
 
 
@@ -60,7 +60,7 @@ def values_of(
     mode = mode_of(inputs)
     collecting = _Collecting(module, frozenset(nodes))
     with taking_real_tensors(mode), mode, torch.no_grad():
-        collecting.run(*fakes_of(mode, inputs))
+        collecting.run(*data_as_fakes(mode, inputs))
     return collecting.found
 
 
@@ -80,7 +80,7 @@ def taking_real_tensors(mode: FakeTensorMode) -> Iterator[None]:
         mode.allow_non_fake_inputs = before
 
 
-def fakes_of(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
+def data_as_fakes(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
     """The inputs, those with data as fakes."""
 
     def fake(value: Any) -> Any:

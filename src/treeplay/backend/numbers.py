@@ -22,7 +22,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from treeplay.backend.passes import copy_of
-from treeplay.backend.recording.examine import parts_of
+from treeplay.backend.recording.examine import nested_graphs
 from treeplay.backend.scaled_by_numbers import number_in, write_out
 from treeplay.torch_seam.autograd import CHECKPOINTED
 from treeplay.torch_seam.fakes import mode_of_fake
@@ -80,7 +80,7 @@ class KnownNumbers:
                     with_value = functools.partial(_instead, read, known[at])
                     user.args, user.kwargs = map_arg(user.args, with_value), map_arg(user.kwargs, with_value)
                 read.graph.erase_node(read)
-        for part in parts_of(written):
+        for part in nested_graphs(written):
             part.recompile()
         return written
 

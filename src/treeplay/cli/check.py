@@ -47,14 +47,14 @@ def check(
     """
     found = find_target(target, args)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not no_grad):
-        answer = examine(found)
+        answer = examine_target(found)
     console = Console()
     console.print(f"{target} with {label_of(answer.call)} ({found.source_of_args})", **_PLAIN)
     if answer.traced is None or answer.plan is None:
         _print_refusals(console, answer.reasons)
         raise typer.Exit(NO)
     console.print(Text("can be recorded", style="bold green"))
-    console.print(summary(answer.traced, answer.plan, answer.backward))
+    console.print(summary_table(answer.traced, answer.plan, answer.backward))
     for effect in answer.traced.effects:
         console.print(str(effect), **_PLAIN)
 
@@ -62,7 +62,7 @@ def check(
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
-def examine(target: Target) -> CheckOutcome:
+def examine_target(target: Target) -> CheckOutcome:
     """Take `target` through the stages up to the plan. Raises `CommandError` if the program itself raises."""
     return look(
         target.program,
@@ -78,7 +78,7 @@ def _print_refusals(console: Console, reasons: Sequence[Reason]) -> None:
     console.print("These are all that the trace came to; behind the last one there may be more.", style="dim")
 
 
-def summary(traced: Trace, plan: Plan, backward: str | None = None) -> Table:
+def summary_table(traced: Trace, plan: Plan, backward: str | None = None) -> Table:
     """What the recording would take, write and give."""
     signature = traced.signature
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -32,7 +32,7 @@ def is_exactly(text: Writer, value: str, recorded: Any) -> str:
     return f"{value} is {constant} or is_same({value}, {constant})"
 
 
-def view_of(base: str, layout: Layout | None, *, is_whole: bool) -> str:
+def view_expression(base: str, layout: Layout | None, *, is_whole: bool) -> str:
     """A view of `base` whose offset counts from where that begins; without a layout `base` itself. `is_whole`: it begins where
     its memory does."""
     if layout is None:

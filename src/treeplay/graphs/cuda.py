@@ -12,7 +12,7 @@ from treeplay.device.cuda.capturing import streams
 from treeplay.device.cuda.capturing.capture import Capture, capturing, take_turn
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
-from treeplay.graphs.device import CaptureHoldings, Wish, counted, noted
+from treeplay.graphs.device import CaptureHoldings, Wish, most_frequent, noting_inputs
 from treeplay.graphs.inputs import Inputs
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
@@ -39,7 +39,7 @@ class CudaDeviceRecording:
         self._launches_later = launches_later
         self._graph: torch.cuda.CUDAGraph | None = None
         self._capture: Capture | None = None
-        self._watching = noted(None)
+        self._watching = noting_inputs(None)
         self._exec_bytes: int | None = None
 
     @contextmanager
@@ -55,7 +55,7 @@ class CudaDeviceRecording:
                 error_mode=wish.error_mode,
                 collect_garbage=wish.collect_garbage,
             ),
-            noted(self._inputs),
+            noting_inputs(self._inputs),
         ):
             yield
         self._keep(graph)
@@ -72,7 +72,7 @@ class CudaDeviceRecording:
                     graph, index, pool=wish.pool, error_mode=wish.error_mode, lends_workspace=wish.pool is None
                 )
                 capture.begin()
-                self._watching = noted(self._inputs)
+                self._watching = noting_inputs(self._inputs)
                 self._watching.__enter__()
         except BaseException:
             turns.give_back()
@@ -145,7 +145,7 @@ class CudaDeviceRecording:
         pool = self.pool()
         segments = allocator.allocator_state().segments_of(pool)
         size = sum(part["total_size"] for part in segments if part["device"] == self.device.index)
-        return CaptureHoldings(counted(driver.node_kinds(self.raw().raw_cuda_graph())), size, self._exec_bytes)
+        return CaptureHoldings(most_frequent(driver.node_kinds(self.raw().raw_cuda_graph())), size, self._exec_bytes)
 
     def reset(self) -> None:
         """Drop it, with its claim on the pool."""

@@ -74,7 +74,7 @@ class DeviceRecording(Protocol):
 
 
 @contextmanager
-def noted(inputs: Inputs | None) -> Iterator[None]:
+def noting_inputs(inputs: Inputs | None) -> Iterator[None]:
     """Note the outside tensors that a block reads, if that is wanted."""
     if inputs is None:
         yield
@@ -83,7 +83,7 @@ def noted(inputs: Inputs | None) -> Iterator[None]:
         yield
 
 
-def counted(kinds: Sequence[str]) -> dict[str, int]:
+def most_frequent(kinds: Sequence[str]) -> dict[str, int]:
     """How many of each kind, the most frequent first."""
     return dict(Counter(kinds).most_common())
 

@@ -60,7 +60,7 @@ def guard(tensor: torch.Tensor, ticket: Ticket, run: ReplayRun, index: int) -> t
     return guarded
 
 
-def plain(value: Any) -> Any:
+def checked_tensor(value: Any) -> Any:
     """A guarded output as an ordinary tensor, checked; anything else as it is."""
     if type(value) is not GuardedOutput:
         return value

@@ -13,7 +13,7 @@ from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import HostTape
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
-from treeplay.graphs.device import CaptureHoldings, Wish, counted, refuse_stream
+from treeplay.graphs.device import CaptureHoldings, Wish, most_frequent, refuse_stream
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.pools import host_pools, new_pool
 from treeplay.observe.once import warn_here
@@ -113,7 +113,7 @@ class HostRecording:
     def held(self) -> CaptureHoldings:
         """Operators by name, and what their results take."""
         names = [operation.name for operation in self._tape.operations]
-        return CaptureHoldings(counted(names), host_pools.size_bytes(self.pool()), 0)
+        return CaptureHoldings(most_frequent(names), host_pools.size_bytes(self.pool()), 0)
 
     def reset(self) -> None:
         """Drop the tape; tensors that somebody holds keep their memory."""

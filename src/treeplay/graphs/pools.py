@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 def new_pool() -> Pool:
     """A token that no other call gives. torch's own where it has them, so that `torch.cuda` takes it too."""
-    return allocator.new_pool() if allocator.is_built() else (0, next(_numbers))
+    return allocator.new_pool_token() if allocator.is_built() else (0, next(_numbers))
 
 
 def graph_pool_handle(device: torch.device | str | None = None) -> Pool:

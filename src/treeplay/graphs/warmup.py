@@ -13,7 +13,7 @@ import torch
 
 from treeplay.graphs.body import Body, sequence_number_for
 from treeplay.observe import keep_rng
-from treeplay.observe.restore import bits_of
+from treeplay.observe.restore import as_integers
 from treeplay.torch_seam.tensors import storage_of
 
 
@@ -65,7 +65,7 @@ def kept_state(body: Body) -> Iterator[None]:
         with torch.no_grad():
             for tensor, values in before:
                 # Versions do not tell: batch norm writes without a trace.
-                if not torch.equal(bits_of(tensor), bits_of(values)):
+                if not torch.equal(as_integers(tensor), as_integers(values)):
                     tensor.copy_(values)
                     if (storage := storage_of(tensor)) in names:
                         body.roster.written[storage] = f"{names[storage]}, which is written"

@@ -25,7 +25,7 @@ from treeplay.device.host.recorder import is_recording
 from treeplay.errors import InternalError, TreeplayError, UsageError
 from treeplay.graphs.body import autocast_of
 from treeplay.graphs.contract import NO_KEYWORDS, Keywords, take_keywords
-from treeplay.graphs.guarded import guard, plain
+from treeplay.graphs.guarded import checked_tensor, guard
 from treeplay.graphs.node import PendingCall, ReplayedCall
 from treeplay.graphs.order import ReplayRun
 from treeplay.graphs.original import KeyState, Original
@@ -148,7 +148,7 @@ class GraphedCallable:
             with self._lock:
                 if keywords.key in self._entries:  # another thread's call may have dropped it
                     self._entries.move_to_end(keywords.key)
-        leaves = [plain(leaf) for leaf in entry.contract.gather(args, keywords.tensors)]
+        leaves = [checked_tensor(leaf) for leaf in entry.contract.gather(args, keywords.tensors)]
         entry.contract.check(leaves, with_gradients=torch.is_grad_enabled())
         self._check_state(entry)
         if entry.recorded is None:  # `reset` came in between

@@ -16,7 +16,7 @@ BUFFERS = (io.StringIO, io.BytesIO)
 def held(value: Any) -> Any:
     """What is in it, as a value that can be compared."""
     if is_a(value, BUFFERS):
-        return None if value.closed else (text_of(value), base_of(value).tell(value))
+        return None if value.closed else (buffer_content(value), buffer_class(value).tell(value))
     if is_a(value, ScriptModule):
         return exact_key(_frozen(attributes_of(value)))
     if not hasattr(value, "dtype"):
@@ -32,7 +32,7 @@ def held(value: Any) -> Any:
 def size_of(value: Any) -> int:
     """How many bytes there are of it, or characters."""
     if is_a(value, BUFFERS):
-        return len(text_of(value) or "")
+        return len(buffer_content(value) or "")
     size: int | None = getattr(value, "nbytes", None)
     return len(bytes(value)) if size is None else size
 
@@ -44,11 +44,11 @@ def _frozen(value: Any) -> Any:
     return (type(value), *map(_frozen, value)) if type(value) in (list, tuple) else value
 
 
-def text_of(buffer: Any) -> Any:
+def buffer_content(buffer: Any) -> Any:
     """All that is in a `StringIO` or `BytesIO`, whatever a class that is derived from it makes of its methods."""
-    return None if buffer.closed else base_of(buffer).getvalue(buffer)
+    return None if buffer.closed else buffer_class(buffer).getvalue(buffer)
 
 
-def base_of(buffer: Any) -> Any:
+def buffer_class(buffer: Any) -> Any:
     """The class of Python's own that a buffer is of."""
     return io.StringIO if is_a(buffer, io.StringIO) else io.BytesIO

@@ -11,7 +11,7 @@ from treeplay.observe.shown import shown
 from treeplay.values.kinds import PLAIN, is_a
 
 
-def summary(of: Dependencies) -> str:
+def summary_of_guards(of: Dependencies) -> str:
     """How many there are of each kind."""
     counts = {
         "dictionaries": len(of.tables),
@@ -28,13 +28,13 @@ def summary(of: Dependencies) -> str:
 def plain_values(of: Dependencies) -> tuple[str, ...]:
     """The plain values among what is guarded, each as its place and what it was; not those of Python's own modules."""
     lines = {}
-    for place, value in places(of):
+    for place, value in guarded_values(of):
         if is_a(value, PLAIN) and not _is_within_python(place):
             lines[place] = f"{place} = {shown(value)}"
     return tuple(lines.values())
 
 
-def places(of: Dependencies) -> Iterator[tuple[str, Any]]:
+def guarded_values(of: Dependencies) -> Iterator[tuple[str, Any]]:
     """Each guarded value by its place."""
     every: tuple[Guard, ...] = (*of.tables, *of.items, *of.members, *of.asked, *of.functions, *of.data)
     for guard in every:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from treeplay.errors import ArgumentError
-from treeplay.observe.leaf import Rules, is_leaf, judge_leaf
+from treeplay.observe.leaf import Rules, has_rule, judge_leaf
 from treeplay.values.verdict import LeafFailure, Rule, Verdict
 
 _log = logging.getLogger("treeplay.compare")
@@ -129,7 +129,7 @@ def _opened(value: Any) -> Any:
 
 
 def _kind(value: Any) -> str:
-    if is_leaf(value):
+    if has_rule(value):
         return "leaf"
     if isinstance(value, _MAPPINGS):
         return "dict"

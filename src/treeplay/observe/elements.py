@@ -48,7 +48,7 @@ def bad_elements(
     return bad if bool(bad.any()) else None
 
 
-def describe(ref: torch.Tensor, res: torch.Tensor, bad: torch.Tensor) -> Elements:
+def describe_elements(ref: torch.Tensor, res: torch.Tensor, bad: torch.Tensor) -> Elements:
     """How far the elements marked in `bad` (at least one) are off."""
     wide_ref = widest(ref)
     error = (widest(res) - wide_ref).abs()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from treeplay.errors import ArgumentError, ArgumentTypeError, TreeplayError
-from treeplay.observe.elements import auto_tolerance, bad_elements, describe, is_inexact, rms_error, widest
+from treeplay.observe.elements import auto_tolerance, bad_elements, describe_elements, is_inexact, rms_error, widest
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.values.verdict import Float64Errors, LeafFailure, Rule
 
@@ -62,13 +62,13 @@ def judge_leaf(
     return LeafFailure(path, "value", f"expected {ref!r}, found {res!r}")
 
 
-def is_leaf(value: object) -> bool:
+def has_rule(value: object) -> bool:
     """Whether there is a rule for `value` as a leaf."""
     return isinstance(value, (torch.Tensor, float, *_PLAIN))
 
 
 def _check_leaf(leaf: object, path: str) -> None:
-    if not is_leaf(leaf):
+    if not has_rule(leaf):
         raise UnsupportedLeafError(f"result{path}: no rule to compare values of type {type(leaf).__name__}")
     if isinstance(leaf, FakeTensor) or (isinstance(leaf, torch.Tensor) and leaf.is_meta):
         raise ArgumentTypeError(f"result{path}: a {type(leaf).__name__} without data has nothing to compare")
@@ -135,7 +135,7 @@ def _judge_elements(
             rule, reason = "float64", f"{reason}, and too far from the float64 reference"
             if not math.isfinite(errors.reference):
                 reason = f"{reason} ({_HIGHER_PRECISION})"
-    return LeafFailure(path, rule, reason, tuple(ref.shape), _name(ref.dtype), describe(ref, res, bad), errors)
+    return LeafFailure(path, rule, reason, tuple(ref.shape), _name(ref.dtype), describe_elements(ref, res, bad), errors)
 
 
 def _float64_reference(ref64: Any, ref: torch.Tensor, path: str) -> torch.Tensor | None:

@@ -47,7 +47,7 @@ def is_users(file: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def is_own(file: str) -> bool:
+def is_user_file(file: str) -> bool:
     """Whether a source file is the user's own, not that of an installed package."""
     return is_users(file) and not _is_installed(file)
 
@@ -61,7 +61,7 @@ def is_users_or_text(file: str) -> bool:
 
 def is_own_or_text(file: str) -> bool:
     """Whether code of this file may be the user's own, not that of an installed package."""
-    return file == _TEXT or is_own(file)
+    return file == _TEXT or is_user_file(file)
 
 
 def _innermost(is_wanted: Callable[[str], bool]) -> FrameType | None:
@@ -86,20 +86,20 @@ def own_location() -> Location | None:
 
 def with_own_line(where: Location | None) -> Location | None:
     """A place in a library that is spoken of while the user's own line that led there is running."""
-    if where is None or where.called_from is not None or is_own(where.file):
+    if where is None or where.called_from is not None or is_user_file(where.file):
         return where
     return dataclasses.replace(where, called_from=own_location())
 
 
 def _place(code: CodeType, line: int, caller: FrameType | None) -> Location:
     """A line, called from the frame `caller`."""
-    called_from = _own_line(caller) if not is_own(code.co_filename) else None
+    called_from = _own_line(caller) if not is_user_file(code.co_filename) else None
     return Location(code.co_filename, line, code.co_name, called_from)
 
 
 def _own_line(frame: FrameType | None) -> Location | None:
     """The innermost line of the user's own, from this frame outwards."""
-    while frame is not None and not is_own(frame.f_code.co_filename):
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else None
 
@@ -133,10 +133,10 @@ def location_in(stack_trace: str | None) -> Location | None:
     """The innermost line of the user's in the text of a stack trace, as torch notes it at the nodes of a graph."""
     places = [Location(file, int(line), function) for file, line, function in _FRAME.findall(stack_trace or "")]
     where = next((place for place in reversed(places) if is_users(place.file)), None)
-    if where is None or is_own(where.file):
+    if where is None or is_user_file(where.file):
         return where
     return dataclasses.replace(
-        where, called_from=next((place for place in reversed(places) if is_own(place.file)), None)
+        where, called_from=next((place for place in reversed(places) if is_user_file(place.file)), None)
     )
 
 
@@ -174,13 +174,13 @@ def failed_call(trace: TracebackType | None) -> CallSite:
         code = trace.tb_frame.f_code
         if is_users(code.co_filename):
             found = trace
-        if is_own(code.co_filename):
+        if is_user_file(code.co_filename):
             own = Location(code.co_filename, trace.tb_lineno, code.co_name)
         trace = trace.tb_next
     if found is None:
         return CallSite(None, None, "")
     code = found.tb_frame.f_code
-    called_from = own if not is_own(code.co_filename) else None
+    called_from = own if not is_user_file(code.co_filename) else None
     return _call(code, found.tb_lasti, Location(code.co_filename, found.tb_lineno, code.co_name, called_from))
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import count
 from types import FrameType
 
-from treeplay.observe.lines import OURS, TORCH, is_own, own_location
+from treeplay.observe.lines import OURS, TORCH, is_user_file, own_location
 
 KEPT_TEXTS = 4096
 """How many texts are remembered, those seen last; one that was forgotten may be said again."""
@@ -38,7 +38,7 @@ def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
 def warn_here(text: str, *, category: type[Warning] = UserWarning) -> None:
     """Warn of `text` each time, at the line that called into treeplay."""
     frame = _users_frame()
-    own = own_location() if not is_own(frame.f_code.co_filename) else None
+    own = own_location() if not is_user_file(frame.f_code.co_filename) else None
     if own is not None and str(own) not in text:
         text = f"{text}\n  from    {own}"
     warnings.warn_explicit(

@@ -86,7 +86,7 @@ def _put_back(saved: _Saved) -> None:
         saved.tensor.data = saved.home
     for part, value in zip(_dense_parts(saved.tensor), _dense_parts(saved.value), strict=True):
         # By value, not by version: batch norm writes its running statistics without counting up.
-        if not part.is_meta and not torch.equal(bits_of(part), bits_of(value)):
+        if not part.is_meta and not torch.equal(as_integers(part), as_integers(value)):
             _once_per_element(part, part).copy_(_once_per_element(value, part))
 
 
@@ -112,7 +112,7 @@ def _dense_parts(x: torch.Tensor) -> list[torch.Tensor]:
     return [x]
 
 
-def bits_of(x: torch.Tensor) -> torch.Tensor:
+def as_integers(x: torch.Tensor) -> torch.Tensor:
     """`x` as integers: floats would not tell -0.0 from 0.0, and never find NaN equal to itself."""
     if x.is_quantized:
         return x.int_repr()

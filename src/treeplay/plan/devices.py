@@ -28,7 +28,7 @@ _CHECKS_ERRORS = torch.ops.aten._linalg_check_errors.default
 _COPY, _TO_COPY = torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default
 
 
-def device_of(traced: Trace) -> torch.device:
+def device_of_program(traced: Trace) -> torch.device:
     """The one device that the program computes on; raises `Refusal` if there are several, or one of another kind."""
     first: dict[torch.device, torch.fx.Node] = {}
     for node in traced.graph.nodes:

@@ -20,7 +20,7 @@ import torch.fx
 
 from treeplay.lower.aten.storage import storages_written
 from treeplay.lower.inductor.checked import CONDITIONS
-from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, name_of
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, operator_name
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.signature.prune import acts
 from treeplay.values.failing import InRange, ToKeep
@@ -56,7 +56,7 @@ _POSITIONS = {"argmax": 1, "argmin": 1, "argsort": 1, "sort": 1, "max": 1, "min"
 """Operators that give positions of elements, and where among their arguments the dimension is."""
 
 
-def uncompiled(graph: torch.fx.Graph) -> Node | None:
+def first_uncompiled(graph: torch.fx.Graph) -> Node | None:
     """The first operator that compiled code would leave out, or whose check it would: None if there is none."""
     nodes = list(graph.nodes)
     found = next((node for node in nodes if acts(node)), None)
@@ -102,7 +102,7 @@ def can_fail(node: Node) -> bool:
     op = called(node)
     if op is None:
         return False
-    name = name_of(op)
+    name = operator_name(op)
     if op.namespace != "aten" or op in _CHECKING or name in FAILING or not op._schema.returns:
         return op.namespace not in ("prims", "prim", "profiler")
     if name.startswith(("linalg_", "_linalg_")):
@@ -130,9 +130,9 @@ def _is_table(node: Node) -> bool:
     if node.target not in (aten.scatter.value, aten.scatter_.value):
         return False
     filled: Any = node.args[0]
-    while name_of(filled.target) in _KEEP_VALUES:
+    while operator_name(filled.target) in _KEEP_VALUES:
         filled = filled.args[0]
-    return name_of(filled.target) in _FILLED
+    return operator_name(filled.target) in _FILLED
 
 
 def _position(node: Node) -> int:
@@ -165,7 +165,7 @@ def _ranges(node: Node, written: Collection[int], varying: Collection[Any]) -> t
     """What has to hold of inputs for an operator not to fail; None if that is not known from inputs."""
     if not _varies(node, varying):
         return ()
-    if name_of(called(node)) not in _INDICES:
+    if operator_name(called(node)) not in _INDICES:
         return None
     ranges: list[InRange] = []
     for index, size, ignored in indices_of(node):
@@ -186,7 +186,7 @@ def _root(node: Any, written: Collection[int]) -> Node | None:
     while isinstance(node, Node) and isinstance(node.target, OpOverload):
         if node.meta.get("storage") in written:
             return None
-        if name_of(node.target) not in _KEEP_VALUES or not isinstance(node.args[0], Node):
+        if operator_name(node.target) not in _KEEP_VALUES or not isinstance(node.args[0], Node):
             break
         node = node.args[0]
     spec = node.meta.get("spec") if isinstance(node, Node) and node.meta.get("storage") not in written else None
@@ -197,7 +197,7 @@ def _bound(node: Node) -> float:
     """A number that all indices which an operator gives are below; infinity if that is not known."""
     is_second = node.target is operator.getitem and node.args[1] == 1
     maker: Any = node.args[0] if is_second else node
-    name = name_of(maker.target)
+    name = operator_name(maker.target)
     # The positions are the whole result of `argmax` and the like, and the second of the results of `sort`, `max` and `topk`.
     at = _POSITIONS.get(name) if is_second is not name.startswith("arg") else None
     if at is None:
@@ -213,7 +213,7 @@ Indices = Iterator[tuple[Any, int, int | None]]
 
 def indices_of(node: Node) -> Indices:
     """The indices that an operator takes, how many things each of them chooses from, and the one that is ignored."""
-    found = _INDICES.get(name_of(called(node)))
+    found = _INDICES.get(operator_name(called(node)))
     return found(node) if found is not None else iter(())
 
 

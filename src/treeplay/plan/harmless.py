@@ -16,7 +16,7 @@ import torch.fx
 
 from treeplay.lower.aten.storage import storages_written
 from treeplay.plan.failing import FAILING, indices_of
-from treeplay.torch_seam.operators import OpOverload, name_of
+from treeplay.torch_seam.operators import OpOverload, operator_name
 from treeplay.trace.signature.prune import TORCHS_OWN
 from treeplay.values.spec import TensorSpec
 
@@ -77,7 +77,7 @@ MakesCondition = Callable[["NodeWriter", Node], Node]
 
 def _suspects(node: Node) -> Iterator[tuple[Node, MakesCondition, Any]]:
     """The arguments of an operator that it may not take, with what has to hold of each and a value that it takes."""
-    name, first = name_of(node.target), node.args[0]
+    name, first = operator_name(node.target), node.args[0]
     if name == "multinomial" and isinstance(first, Node):
         yield first, _are_weights, 1.0
     elif name in ("bernoulli", "binary_cross_entropy") and isinstance(first, Node):
@@ -94,7 +94,7 @@ def _is_a_danger(node: Node) -> bool:
     divisions fail on the host, if at all, as does the count of a mask."""
     if not isinstance(node.target, OpOverload):
         return False
-    return name_of(node.target) in (*FAILING, "_assert_async") or node.target.namespace not in TORCHS_OWN
+    return operator_name(node.target) in (*FAILING, "_assert_async") or node.target.namespace not in TORCHS_OWN
 
 
 class NodeWriter:

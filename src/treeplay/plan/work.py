@@ -11,7 +11,7 @@ import math
 import torch
 import torch.fx
 
-from treeplay.torch_seam.operators import name_of
+from treeplay.torch_seam.operators import operator_name
 
 _MOST_ELEMENTS = 8192
 _MOST_PRODUCTS = 2**19
@@ -30,7 +30,7 @@ def _elements(node: torch.fx.Node) -> int:
 
 def _products(node: torch.fx.Node) -> float:
     """Multiplications of a matrix product m×k×n, from its three sizes mk, kn, mn; for a convolution, about as many."""
-    if name_of(node.target) not in _PRODUCTS:
+    if operator_name(node.target) not in _PRODUCTS:
         return 0.0
     sizes = sorted((_elements(argument) for argument in node.all_input_nodes), reverse=True)[:2]
     result = max([_elements(node), *(_elements(user) for user in node.users)])

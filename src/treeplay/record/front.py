@@ -21,8 +21,8 @@ from treeplay.lower.functional import draws_often
 from treeplay.lower.inductor.lowering import keeps_draws_in_order
 from treeplay.plan.answers import check_can_be_taken_back
 from treeplay.plan.choose import choose
-from treeplay.plan.devices import CPU, device_of, settle
-from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
+from treeplay.plan.devices import CPU, device_of_program, settle
+from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, first_uncompiled, to_keep
 from treeplay.plan.work import is_small
 from treeplay.record.timed import timed
 from treeplay.settings import settings
@@ -99,7 +99,7 @@ def run_front(
 
 
 def _planned(traced: Trace, call: Call, lower: str, audit: Audit | None) -> Front:
-    device = device_of(traced)
+    device = device_of_program(traced)
     traced, moving = settle(traced, device)
     inputs = current_inputs(traced.signature, call)
     check_can_be_taken_back(traced, inputs)
@@ -151,7 +151,7 @@ def _why_uncompiled(graph: torch.fx.Graph, device: torch.device) -> str | None:
         return (
             "random numbers are to be eager's, and this release of Inductor changes the order in which they are drawn"
         )
-    node = uncompiled(graph)
+    node = first_uncompiled(graph)
     if node is not None:
         return f"{node.target} checks or does something that compiled code leaves out"
     keep = to_keep(graph, is_in_order=False)

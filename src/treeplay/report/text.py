@@ -106,11 +106,11 @@ def counted_as(count: int, what: str) -> str:
 
 def calls_told(statistics: Statistics) -> str:
     """All calls, as the sum of what they were."""
-    kinds = [f"{statistics.replays} replayed", *counted(statistics.not_replayed)]
+    kinds = [f"{statistics.replays} replayed", *lines_of_calls(statistics.not_replayed)]
     return f"{statistics.calls} calls = {' + '.join(kinds)}"
 
 
-def counted(calls: Mapping[str, int]) -> list[str]:
+def lines_of_calls(calls: Mapping[str, int]) -> list[str]:
     """Calls by what they were, as text."""
     return [f"{count} {what}" for what, count in calls.items()]
 
@@ -127,10 +127,10 @@ def _outside(statistics: Statistics) -> list[str]:
 
 
 def _key(key: KeyFacts) -> list[str]:
-    lines = [f"└─ {key.arguments}: {', '.join([key.phase, *counted(key.not_replayed)])}"]
+    lines = [f"└─ {key.arguments}: {', '.join([key.phase, *lines_of_calls(key.not_replayed)])}"]
     lines += [f"   ├─ unlike the nearest that was recorded: {mismatch}" for mismatch in key.differs]
     for recording in key.recordings:
-        lines += [f"   ├─ {line}" for line in describe(recording)]
+        lines += [f"   ├─ {line}" for line in recording_text(recording)]
     lines += [f"   ├─ recorded anew: {cause}" for cause in key.rerecorded_because]
     lines += [f"   │  {line}" for error in key.errors for line in error.splitlines()]
     if key.refusal is not None:
@@ -176,13 +176,13 @@ def _guards(recording: RecordingFacts) -> list[str]:
     ]
 
 
-def describe(recording: RecordingFacts) -> list[str]:
+def recording_text(recording: RecordingFacts) -> list[str]:
     """One recording on a few lines."""
     total = sum(recording.seconds.values())
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in recording.seconds.items() if seconds >= 0.005)
     return [
         f"{recording.kind}, {recording.lowering} ({recording.plan}), "
-        + ", ".join([f"{recording.replays} replays", *counted(recording.not_replayed)]),
+        + ", ".join([f"{recording.replays} replays", *lines_of_calls(recording.not_replayed)]),
         f"  {recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} out, "
         f"{recording.written} written in place, {recording.slots} slots; {recording.operators} operators, "
         f"{recording.scratch_bytes} bytes of scratch held",

@@ -51,7 +51,7 @@ def end_capture(graph: torch.cuda.CUDAGraph) -> None:
     torch._C._CUDAGraph.capture_end(graph)
 
 
-def new_pool() -> Pool:
+def new_pool_token() -> Pool:
     """A token of a pool that nobody has."""
     first, second = torch.cuda.graph_pool_handle()
     return int(first), int(second)

@@ -185,7 +185,7 @@ def _note_results(results: tuple[Any, ...]) -> None:
     tensors = [result if isinstance(result, torch.Tensor) else None for result in results]
     nodes: set[Any] = {tensor.grad_fn for tensor in tensors if tensor is not None}
     for node in nodes:
-        if is_custom(node):
+        if is_custom_node(node):
             node.metadata[_RESULTS] = [t if t is None else (t.shape, t.dtype, t.device) for t in tensors]
 
 
@@ -242,7 +242,7 @@ def hooks_on_nodes(code: Container[int]) -> bool:
     return id(torch.autograd.Function._register_hook.__code__) in code
 
 
-def is_custom(node: Any) -> bool:
+def is_custom_node(node: Any) -> bool:
     """Whether an autograd node is a custom function's, whose backward is Python and not torch's own."""
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False

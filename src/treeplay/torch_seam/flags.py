@@ -125,7 +125,7 @@ def precisions() -> tuple[str, ...]:
 NEWER = "by its newer names"
 
 
-def value_of(read: Callable[[], Any]) -> Any:
+def mode_value(read: Callable[[], Any]) -> Any:
     """What `read` tells of a mode, if it was not set by one of torch's newer names, which the older ones do not know."""
     try:
         return read()

@@ -89,7 +89,7 @@ def is_view(node: Any) -> bool:
     return node.target in _VIEWS or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
-def base_of(node: torch.fx.Node) -> torch.fx.Node:
+def base_node(node: torch.fx.Node) -> torch.fx.Node:
     """The node in whose memory the value of `node` lies."""
     while is_view(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]

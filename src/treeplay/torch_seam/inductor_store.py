@@ -80,7 +80,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
             torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         ),
         "numbers": (torch.get_default_dtype(), flags.precisions()),
-        "libraries": {what: flags.value_of(read) for what, read in flags.LIBRARY_MODES.items()},
+        "libraries": {what: flags.mode_value(read) for what, read in flags.LIBRARY_MODES.items()},
         "threads": torch.get_num_threads(),
         "machine": _machine(device),
         "environment": {

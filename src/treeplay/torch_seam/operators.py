@@ -34,7 +34,7 @@ _DIFFERENTIATE = ("AutogradFunctionality", "AutogradOther", "AutogradNestedTenso
 _ABOVE_OPERATORS = (*_DIFFERENTIATE, "AutocastCPU", "AutocastCUDA")
 
 
-def name_of(op: Any) -> str:
+def operator_name(op: Any) -> str:
     """What an operator is called, without its namespace and its overload; nothing for anything else."""
     return str(op._schema.name).partition("::")[2] if isinstance(op, OpOverload) else ""
 

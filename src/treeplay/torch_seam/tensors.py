@@ -43,7 +43,7 @@ def is_initialised(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
 
 
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
     """What autograd has a tensor down as a view of: None for one that is detached, whose memory may be that of others."""
     with DisableTorchFunctionSubclass():
         return tensor._base

@@ -39,22 +39,22 @@ Changing = Mapping[int, frozenset[int]]
 """The dimensions whose sizes change, by the leaf of the arguments."""
 
 
-def refusal(why: str, where: Location | None = None) -> Refusal:
+def not_for_any_size(why: str, where: Location | None = None) -> Refusal:
     """Why a program is not compiled for all sizes."""
     return Refusal(not_for_all(why, where))
 
 
 def meets_numpy(*_: Any) -> Any:
     """What NumPy meets in a symbol: a refusal, since its own numbers round otherwise."""
-    raise refusal("NumPy computes with a size", user_location())
+    raise not_for_any_size("NumPy computes with a size", user_location())
 
 
-def for_any_size(signature: Signature, call: Call, changing: Changing) -> Signature:
+def signature_for_any_size(signature: Signature, call: Call, changing: Changing) -> Signature:
     """The signature of a flat function that has each tensor argument as an input, and gives back each result as a tensor of its
     own. Raises `Refusal` for a program that does more than compute new tensors."""
     why = _why_not(signature, call)
     if why is not None:
-        raise refusal(why)
+        raise not_for_any_size(why)
     refs = _apart(signature.refs)
     names = paths(call.structure)
     given = {item.source.index for item in signature.inputs if isinstance(item.source, Argument)}
@@ -138,10 +138,10 @@ def check_passed(signature: Signature, tensors: Sequence[torch.Tensor], changing
         if not isinstance(item.source, Argument) or item.source.index not in changing:
             continue
         if not is_passed(item, tensor):
-            raise refusal(f"{as_written(item.name)} is also in the program's state, or has a gradient")
+            raise not_for_any_size(f"{as_written(item.name)} is also in the program's state, or has a gradient")
         is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg() or vars(tensor))
         if not is_plain or item.begins is not None:
-            raise refusal(f"{as_written(item.name)} is more than memory, shape and stride")
+            raise not_for_any_size(f"{as_written(item.name)} is more than memory, shape and stride")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +192,12 @@ def check_same_operators(
     entries = [called.entry for called in known]
     difference = first_difference(list(log), entries)
     if difference is not None:
-        raise refusal(f"{difference.op} is given another number where arguments stand for others", difference.where)
+        raise not_for_any_size(
+            f"{difference.op} is given another number where arguments stand for others", difference.where
+        )
     for one, other in itertools.zip_longest(_lines(log), _lines(entries)):
         if one != other:
-            raise refusal("its Python does something else where arguments stand for others", other or one)
+            raise not_for_any_size("its Python does something else where arguments stand for others", other or one)
     runs = (
         [called for called in run if not called.changes_nothing]
         for run in (known, _operators(rerun, sizes.mode, fakes))
@@ -204,7 +206,7 @@ def check_same_operators(
         if before is None or after is None or not before.is_like(after):
             found = (after or before).entry
             why = f"{found.op} is called or not, or otherwise, by whether a size is a number or stands for one"
-            raise refusal(why, found.where)
+            raise not_for_any_size(why, found.where)
 
 
 def _lines(log: Sequence[LoggedCall]) -> Iterator[Location | None]:
@@ -229,6 +231,6 @@ def _operators(rerun: Callable[..., Any], mode: Any, fakes: Sequence[Any]) -> li
         raise
     except Exception as error:
         where = failed_call(error.__traceback__).where
-        raise refusal(f"it raises {type(error).__name__} where a size is no number: {error}", where) from error
+        raise not_for_any_size(f"it raises {type(error).__name__} where a size is no number: {error}", where) from error
     called: list[_Called] = operators.called
     return called

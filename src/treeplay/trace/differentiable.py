@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.torch_seam.autograd import call_backward, history, hooks_on_nodes, is_custom, node_of
+from treeplay.torch_seam.autograd import call_backward, history, hooks_on_nodes, is_custom_node, node_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
 from treeplay.torch_seam.modes import DisableTorchFunction
@@ -76,7 +76,7 @@ def _custom_nodes(run: TracedRun, result: Any) -> Iterator[Any]:
 def _custom_behind(run: TracedRun, leaves: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The nodes of custom functions that the program has put between its inputs and these tensors."""
     of_the_caller = [node_of(seen.tensor) for seen in run.tracer.tape.inputs]
-    return filter(is_custom, history((leaf.grad_fn for leaf in leaves), of_the_caller))
+    return filter(is_custom_node, history((leaf.grad_fn for leaf in leaves), of_the_caller))
 
 
 def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None:

@@ -18,7 +18,7 @@ from treeplay.lower.lowered import Lowered
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
 from treeplay.trace.opaque.program import OpaqueProgram
-from treeplay.trace.restore.randomness import is_own
+from treeplay.trace.restore.randomness import is_user_generator
 from treeplay.trace.traced import Trace
 from treeplay.tree.table import Recording
 from treeplay.values.output import Fresh, values_used
@@ -27,7 +27,7 @@ from treeplay.values.plan import Plan
 from treeplay.values.signature import Argument, Input, Signature, State
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.apart import SharingCheck
-from treeplay.wrap.emit import CallParts, emit_call
+from treeplay.wrap.emit import CallParts, emit_recording_call
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 
@@ -48,7 +48,7 @@ def make_work(traced: Trace, plan: Plan, lowered: Lowered, name: str) -> Work:
         tells=lowered.tells,
         draws=bool(traced.generators),
         state=state_of(signature),
-        generators=tuple(generator for generator in traced.generators if is_own(generator)),
+        generators=tuple(generator for generator in traced.generators if is_user_generator(generator)),
         scratch_bytes=lowered.scratch_bytes,
         # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
         is_small=plan.is_small and lowered.name == "inductor",
@@ -68,7 +68,7 @@ def make_opaque_work(program: OpaqueProgram, name: str) -> Work:
         state=state_of(signature) | fixed,  # an argument that shares memory is not followed either
         fixed=fixed,
         slots=slot_outputs(signature),
-        generators=tuple(generator for generator in program.generators if is_own(generator)),
+        generators=tuple(generator for generator in program.generators if is_user_generator(generator)),
         is_opaque=True,
     )
 
@@ -131,7 +131,7 @@ def make_recording(
         is_unnoticed=is_compiled or lowered.name in _UNNOTICED or any(tensor.is_cuda for tensor in inputs),
         back=back,
     )
-    source = emit_call(signature, ambience, parts, name=f"call {name}")
+    source = emit_recording_call(signature, ambience, parts, name=f"call {name}")
     call_function = load_source(source)
     run_of = weakref.ref(call_function)  # which holds what is recorded
     recorded.subscribe(lambda replay, _: set_run(run_of(), replay))

@@ -139,7 +139,7 @@ def may_open(value: Any) -> bool:
     return is_made_here and all(type(table) is types.GetSetDescriptorType for table in tables)
 
 
-def base_of(cls: type) -> Any:
+def container_base(cls: type) -> Any:
     """The builtin container that a class is made of, by whose methods its items are found; `object` if none."""
     return next((base for base in _BASES if issubclass(cls, base)), object)
 
@@ -161,7 +161,7 @@ def holds_tensors(value: Any) -> bool:
 
 def _open_object(value: Any) -> _TakenApart | None:
     cls = type(value)
-    base = base_of(cls)
+    base = container_base(cls)
     keys = tuple(base.__iter__(value)) if issubclass(base, dict) else ()
     if issubclass(base, dict):
         parts = [base.__getitem__(value, key) for key in keys]

@@ -164,11 +164,11 @@ class Built:
 Ref = OutputRef | GivenContainer | StateContainer | Built
 
 
-def parts_of(ref: Ref) -> Iterator[Ref]:
+def leaf_refs(ref: Ref) -> Iterator[Ref]:
     """A reference, or those that a container is built of."""
     if isinstance(ref, Built):
         for part in ref.refs:
-            yield from parts_of(part)
+            yield from leaf_refs(part)
     else:
         yield ref
 
@@ -191,7 +191,7 @@ class Write:
 def values_in(refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Ref]:
     """What is returned and stored, containers taken apart."""
     for ref in (*refs, *(write.value for write in writes)):
-        yield from parts_of(ref)
+        yield from leaf_refs(ref)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from treeplay.values.flatten import Given, base_of
+from treeplay.values.flatten import Given, container_base
 from treeplay.values.kinds import HEAP
 from treeplay.values.same import is_same
 from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple
@@ -60,7 +60,7 @@ def _put_together(structure: Structure, parts: list[Any]) -> Any:
 
 def object_of(cls: type, keys: tuple[Any, ...], rest: tuple[str, ...], parts: Sequence[Any]) -> Any:
     """An object that has these items and attributes, without a call of its constructor."""
-    base = base_of(cls)
+    base = container_base(cls)
     items, attributes = parts[: len(parts) - len(rest)], parts[len(parts) - len(rest) :]
     made: Any = base.__new__(cls, items) if base is tuple else base.__new__(cls)
     if issubclass(base, dict):

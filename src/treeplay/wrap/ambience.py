@@ -139,7 +139,7 @@ class Ambience:
         try:
             values = [read() for read in _READS]
         except RuntimeError:
-            values = [flags.value_of(mode.read) for mode in MODES]
+            values = [flags.mode_value(mode.read) for mode in MODES]
         # The order of attention kernels comes as a list, and a key is hashed.
         return cls(tuple([tuple(value) if type(value) is list else value for value in values]))
 
@@ -219,7 +219,7 @@ class Ambience:
 
     def _asked_together(self) -> set[Mode]:
         """The modes of `_TOGETHER` whose values one native call tells."""
-        together = {mode for mode in _TOGETHER if flags.value_of(mode.read) == self[mode]}
+        together = {mode for mode in _TOGETHER if flags.mode_value(mode.read) == self[mode]}
         # Of these two it tells whether TF32 is allowed and determinism is on, which says all of their usual values alone.
         is_usual = all(self[mode] == _IF_USUAL[mode][0] for mode in (PRECISION, DETERMINISTIC))
         return together if is_usual else together - {PRECISION, DETERMINISTIC}
@@ -235,7 +235,7 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
     if read is flags.attention_order:
         value = list(value)
     elif isinstance(value, tuple) and value[:1] == (flags.NEWER,):
-        read = functools.partial(flags.value_of, read)
+        read = functools.partial(flags.mode_value, read)
     known = repr(value) if isinstance(value, (bool, str, int)) else constant(value)
     test = f"{'is' if isinstance(value, (bool, torch.dtype)) else '=='} {known}"
     if mode.attribute is not None:

@@ -16,7 +16,7 @@ from treeplay.observe.shown import shown
 from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import as_float, is_float
-from treeplay.trace.signature.make import mentions
+from treeplay.trace.signature.make import has_symbol
 from treeplay.values.arithmetic import literal
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.signature import Input, Number, is_integer_of_64_bits
@@ -121,7 +121,7 @@ class Branches(Condition):
     @property
     def names(self) -> set[str]:
         """The numbers that it is about."""
-        return {number.name for number in self.numbers if mentions(self.guard.expression, number.name)}
+        return {number.name for number in self.numbers if has_symbol(self.guard.expression, number.name)}
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Whether it has its outcome for these values of the numbers, by name."""

@@ -23,7 +23,7 @@ from treeplay.values.refusal import Reason
 from treeplay.values.signature import Constant, Input, Signature, Watch
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.apart import SharingCheck
-from treeplay.wrap.emit import CallParts, emit_call
+from treeplay.wrap.emit import CallParts, emit_recording_call
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 
@@ -117,7 +117,7 @@ def emit_around(
         is_apart=SharingCheck.of(signature, tensors, is_compiled=True),
         back=back,
     )
-    return emit_call(signature, Ambience.now(), parts, name=f"call {name}")
+    return emit_recording_call(signature, Ambience.now(), parts, name=f"call {name}")
 
 
 def _at_home(reason: Reason, program: Callable[..., Any]) -> Reason:

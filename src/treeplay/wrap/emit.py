@@ -63,7 +63,7 @@ class CallParts:
     back: TakeBack | None = None  # takes a call back whose operators failed
 
 
-def emit_call(signature: Signature, ambience: Ambience, parts: CallParts, *, name: str) -> Source:
+def emit_recording_call(signature: Signature, ambience: Ambience, parts: CallParts, *, name: str) -> Source:
     """The call function of a recording."""
     return _CallEmitter(signature, ambience, parts).written(name)
 

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from treeplay.codegen import list_of, tuple_of
-from treeplay.codegen.idioms import GRAD_MODES, switched, view_of
+from treeplay.codegen.idioms import GRAD_MODES, switched, view_expression
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Computed, Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
@@ -53,12 +53,14 @@ def _view(text: CallText, view: View) -> str:
         base = _cast(text, base, view, view.cast)
     is_whole = isinstance(view.of, Fresh) and view.cast is None  # it begins where its memory does
     apart = "" if not view.is_detached else ".data" if view.has_own_version else ".detach()"
-    return text.once((View, repr(view)), f"{view_of(base, view.layout, is_whole=is_whole)}{apart}{mark}")
+    return text.once((View, repr(view)), f"{view_expression(base, view.layout, is_whole=is_whole)}{apart}{mark}")
 
 
 def _cast(text: CallText, base: str, view: View, cast: Cast) -> str:
     """A variable for a piece of memory read as another dtype."""
-    piece = view_of(base, Layout((cast.length,), (1,), cast.start), is_whole=not isinstance(view.of, SameAsInput))
+    piece = view_expression(
+        base, Layout((cast.length,), (1,), cast.start), is_whole=not isinstance(view.of, SameAsInput)
+    )
     if not cast.is_complex:
         expression = f"{piece}.view({text.constant(cast.dtype)})"
     elif cast.dtype.is_complex:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.errors import InternalError
-from treeplay.values.flatten import base_of
+from treeplay.values.flatten import container_base
 from treeplay.values.same import is_same
 from treeplay.values.signature import Signature
 from treeplay.values.structure import DICTS, Leaf, Structure
@@ -76,7 +76,7 @@ def _take_apart(
 
 def _take_object_apart(text: CallText, value: str, structure: Structure, conditions: Sequence[Condition]) -> None:
     """Lines that take an object apart, by the methods of what it is made of."""
-    base, count = base_of(structure.cls), len(structure.items)
+    base, count = container_base(structure.cls), len(structure.items)
     methods = text.constant(base)
     if issubclass(base, dict):
         found = f"tuple({methods}.__iter__({value}))"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from treeplay.backend.recording.decide import decide
+from treeplay.backend.recording.decide import reasons_to_skip
 from treeplay.values.captured import DeviceUse, GraphFacts, InputFacts, Role
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
@@ -40,12 +40,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_D29_each_reason_alone(name):
-    assert [skip.name for skip in decide(replace(FINE, **CASES[name]))] == [name]
+    assert [skip.name for skip in reasons_to_skip(replace(FINE, **CASES[name]))] == [name]
 
 
 def test_D29_three_reasons_at_once():
     facts = replace(FINE, **CASES["cpu_tensor"], **CASES["operator"], **CASES["rebound_storage"])
-    skips = decide(facts)
+    skips = reasons_to_skip(facts)
     assert [skip.name for skip in skips] == ["cpu_tensor", "operator", "rebound_storage"]
     assert all(skip.reason.where == HERE for skip in skips)
 
@@ -63,4 +63,4 @@ def test_D29_three_reasons_at_once():
     ],
 )
 def test_D29_what_is_fine(change):
-    assert decide(replace(FINE, **change)) == ()
+    assert reasons_to_skip(replace(FINE, **change)) == ()

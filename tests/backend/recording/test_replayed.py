@@ -13,7 +13,7 @@ import torch
 
 from treeplay.backend import job
 from treeplay.backend.account import graph_reports
-from treeplay.backend.recording.compiled_graph import CompiledGraph, checked_run, counted
+from treeplay.backend.recording.compiled_graph import CompiledGraph, checked_run, counting_calls
 from treeplay.backend.recording.recorded import recorded_on
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.device.cuda.device import CudaDevice
@@ -196,7 +196,7 @@ def on(path: str, run: Any, device: str = "cpu") -> tuple[Replayed, list[Any]]:
     for _ in range(calls.get(path, 4)):
         replayed([x.clone(), w, 2, None])
     if path == "given up":
-        replayed._call = counted(partial(checked_run, replayed.graph), Counter(), "given up")
+        replayed._call = counting_calls(partial(checked_run, replayed.graph), Counter(), "given up")
     return replayed, [x, w, 5 if path == "with another number" else 2, None]
 
 

@@ -20,7 +20,7 @@ from treeplay.torch_seam.tensors import view_in_block
 from treeplay.values.block import PLACE_BYTES, SavedLayout
 from treeplay.values.layout import Layout
 from treeplay.values.output import Fresh, SameAsInput, View
-from treeplay.wrap.aot.calls.block import opened
+from treeplay.wrap.aot.calls.block import open_block
 
 INNER = (2, 8)
 
@@ -118,7 +118,7 @@ def check(found: list[Any], args: Sequence[Any]) -> bool:
     if is_block:
         layout = found.pop()
         assert found[INNER[0] + layout.apart].dtype is torch.uint8 and len(found) == len(expected) - 4 + 1
-        found = opened(found, layout, INNER[0])
+        found = open_block(found, layout, INNER[0])
     assert len(found) == len(expected) and found[1].data_ptr() == args[1].data_ptr() and found[5] is args[1]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -191,14 +191,14 @@ def test_gradients_are_compiled_for_each_size():
 
 
 def test_where_inductor_cannot_each_size_is_compiled(monkeypatch, recwarn):
-    original = artifact.compile_graph
+    original = artifact.compile_artifact
 
     def failing(module, fakes, **options):
         if any(has_symbols([value]) for value in fakes if isinstance(value, torch.Tensor)):
             raise NotImplementedError("of symbols")
         return original(module, fakes, **options)
 
-    monkeypatch.setattr(artifact, "compile_graph", failing)
+    monkeypatch.setattr(artifact, "compile_artifact", failing)
     program = PROGRAMS["a mean over rows"]
     check(program, compiled(program), (3, 5))
     assert counters["sizes"] == {"not for all at once": 1, "compiled": 2}
@@ -206,14 +206,14 @@ def test_where_inductor_cannot_each_size_is_compiled(monkeypatch, recwarn):
 
 
 def test_where_strides_are_others_each_size_is_compiled(monkeypatch):
-    original = artifact.compile_graph
+    original = artifact.compile_artifact
 
     def otherwise(module, fakes, *, strides, **options):
         run = original(module, fakes, strides=strides, **options)
         strides[:] = [tuple(reversed(stride)) for stride in strides]
         return run
 
-    monkeypatch.setattr(artifact, "compile_graph", otherwise)
+    monkeypatch.setattr(artifact, "compile_artifact", otherwise)
     program = PROGRAMS["padding"]
     check(program, compiled(program), (3, 5))
     assert counters["sizes"]["not for all at once"] == 1 and counters["sizes"]["compiled"] == 2
@@ -228,14 +228,14 @@ def test_nothing_is_asked_of_symbols_of_which_nobody_makes_guards():
 
 
 def test_what_the_compiler_asks_of_sizes_is_guarded(monkeypatch):
-    original, program, asked = artifact.compile_graph, PROGRAMS["a mean over rows"], []
+    original, program, asked = artifact.compile_artifact, PROGRAMS["a mean over rows"], []
 
     def asking(module, fakes, **options):
         (x,) = (value for value in fakes if isinstance(value, torch.Tensor))
         asked.append(bool(x.shape[0] < 10))
         return original(module, fakes, **options)
 
-    monkeypatch.setattr(artifact, "compile_graph", asking)
+    monkeypatch.setattr(artifact, "compile_artifact", asking)
     run, before = compiled(program), graphs()
     check(program, run, (3, 5, 20, 9, 11))
     assert counters["sizes"] == {"compiled for all": 2} and graphs() == before + 2 and asked == [True, False]

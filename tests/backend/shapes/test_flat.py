@@ -149,7 +149,7 @@ def test_D6_a_container_that_may_be_stolen_is_emptied():
 
 def test_D6_one_list_and_numbers_are_joined_without_a_tree_walk(monkeypatch):
     run = compiled(lambda parts, n: (parts[0] - parts[1]) * n, [X, Y], 2)
-    monkeypatch.setattr(trees, "flatten", None)
+    monkeypatch.setattr(trees, "flatten_tree", None)
     assert run([Y, X], 4).tolist() == [8, 8, 8]
 
 

@@ -79,9 +79,9 @@ def test_Wplus1_a_pattern_that_is_refused_runs_uncompiled(monkeypatch: pytest.Mo
 
     def refuse_copies(program: Any, inputs: Any, compilers: Any, **options: Any) -> Any:
         if inputs[0] is inputs[1]:
-            from treeplay.wrap.aot.tracing.findings import refusal
+            from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 
-            raise refusal("write", "refused for this test", None)
+            raise refusal_to_wrap("write", "refused for this test", None)
         return wrap(program, inputs, compilers, **options)
 
     monkeypatch.setattr(wrapped_module, "wrap_function", refuse_copies)

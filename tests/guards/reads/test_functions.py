@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.guards.reads.functions import function_of
+from treeplay.guards.reads.functions import function_with_code
 
 
 class Named:
@@ -28,7 +28,7 @@ class Named:
 def test_the_function_of_code_is_found_by_its_name() -> None:
     getter = vars(Named)["asked"].fget
     for function in (Named.plainly, Named.of_class.__func__, getter, Named.Inner.method, functools.wraps):  # type: ignore[attr-defined]
-        assert function_of(function.__code__) is function
+        assert function_with_code(function.__code__) is function
 
 
 def test_no_other_function_is_found_for_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,4 +38,4 @@ def test_no_other_function_is_found_for_code(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Named, "plainly", staticmethod(lambda: None))
     made: dict[str, Any] = {}
     exec("def of_text(): ...", made)
-    assert [function_of(function.__code__) for function in (nested, plainly, made["of_text"])] == [None] * 3
+    assert [function_with_code(function.__code__) for function in (nested, plainly, made["of_text"])] == [None] * 3

@@ -47,13 +47,15 @@ def test_gradients_are_on_for_an_operator_and_off_again() -> None:
 @pytest.mark.compile
 def test_inductor_compiles_a_graph_of_fakes() -> None:
     from treeplay.lower.inductor import artifact
-    from treeplay.lower.inductor.own_lowerings import decompositions
+    from treeplay.lower.inductor.own_lowerings import inductor_decompositions
 
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.ones(4)]
-        module = make_fx(lambda x: (x * 2 - 1,), decompositions(eager_random=False), tracing_mode="real")(*fakes)
+        module = make_fx(lambda x: (x * 2 - 1,), inductor_decompositions(eager_random=False), tracing_mode="real")(
+            *fakes
+        )
     with artifact.compile_lock:
-        run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+        run = artifact.compile_artifact(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
 
 
@@ -65,7 +67,7 @@ def test_a_graph_of_which_nothing_is_left_empties_its_list_too() -> None:
         fakes = [torch.ones(2, 2)]
         module = make_fx(lambda x: (aten.view.default(x, [2, 2]),), tracing_mode="real")(*fakes)
     with artifact.compile_lock:
-        run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+        run = artifact.compile_artifact(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     given = [torch.full((2, 2), 3.0)]
     assert torch.equal(run(given)[0], torch.full((2, 2), 3.0)) and given == []
 
@@ -98,13 +100,15 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
 
     from treeplay.lower.functional import make_functional
     from treeplay.lower.inductor import artifact
-    from treeplay.lower.inductor.own_lowerings import decompositions
+    from treeplay.lower.inductor.own_lowerings import inductor_decompositions
 
     def compile_for(visible: tuple[int, ...] | None) -> tuple[int, int]:
         spec = TensorSpec((4, 5), (5, 1), torch.float32, torch.device("cpu"))
-        module, fakes = make_functional(lambda x: [x.sin().t() * 2, x - 1], [spec], decompositions(eager_random=False))
+        module, fakes = make_functional(
+            lambda x: [x.sin().t() * 2, x - 1], [spec], inductor_decompositions(eager_random=False)
+        )
         counters["inductor"].clear()
-        artifact.compile_graph(
+        artifact.compile_artifact(
             module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True, visible=visible
         )
         return counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]
@@ -134,7 +138,7 @@ def test_results_of_padded_products_keep_their_strides(monkeypatch: pytest.Monke
     from torch._inductor.fx_passes import pad_mm
 
     from treeplay.lower.inductor import artifact
-    from treeplay.lower.inductor.own_lowerings import decompositions
+    from treeplay.lower.inductor.own_lowerings import inductor_decompositions
 
     def matmuls(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x @ y, (x @ y - 3).t().mm(x)
@@ -142,12 +146,12 @@ def test_results_of_padded_products_keep_their_strides(monkeypatch: pytest.Monke
     inputs = [torch.randn(6, 5), torch.randn(5, 7)]
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.empty(6, 5), torch.empty(5, 7)]
-        module = make_fx(matmuls, decompositions(eager_random=False), tracing_mode="real")(*fakes)
+        module = make_fx(matmuls, inductor_decompositions(eager_random=False), tracing_mode="real")(*fakes)
     for condition in ("check_device", "has_triton"):  # torch pads products of GPUs alone
         monkeypatch.setattr(pad_mm, condition, lambda *_: True)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", True)
     with artifact.compile_lock:
-        run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+        run = artifact.compile_artifact(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     for found, expected in zip(run(list(inputs)), matmuls(*inputs), strict=True):
         assert found.stride() == expected.stride()
         torch.testing.assert_close(found, expected)

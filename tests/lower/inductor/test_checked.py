@@ -21,9 +21,9 @@ PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]]
 
 
 def parts() -> dict[Any, Any]:
-    from treeplay.lower.inductor.own_lowerings import decompositions
+    from treeplay.lower.inductor.own_lowerings import inductor_decompositions
 
-    return decompositions(eager_random=False)
+    return inductor_decompositions(eager_random=False)
 
 
 @pytest.mark.parametrize("what", PROGRAMS)

@@ -12,14 +12,14 @@ import torch.fx
 
 from support import call_of
 from support.interpreters import FreshPython
-from treeplay.lower.inductor.fingerprint import Indistinct, text_of, value_text
+from treeplay.lower.inductor.fingerprint import Indistinct, fingerprint_text, value_text
 from treeplay.trace.jit import trace
 
 X = torch.arange(6.0).reshape(2, 3)
 
 
 def text(program: Callable[..., Any], *arguments: Any) -> str:
-    return text_of(trace(program, call_of(*arguments)).graph)
+    return fingerprint_text(trace(program, call_of(*arguments)).graph)
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
@@ -54,10 +54,10 @@ def test_what_is_computed_otherwise_has_another_text(other: Callable[..., Any], 
 
 def test_which_values_share_memory_is_in_it() -> None:
     graph = trace(lambda x: (x - 1, x - 1), call_of(X)).graph
-    apart = text_of(graph)
+    apart = fingerprint_text(graph)
     _, first, second, _ = graph.nodes
     second.meta["storage"] = first.meta["storage"]
-    assert text_of(graph) != apart
+    assert fingerprint_text(graph) != apart
 
 
 def test_another_process_writes_the_same(fresh_python: FreshPython) -> None:
@@ -76,7 +76,7 @@ def test_an_operator_that_is_not_torchs_has_no_text() -> None:
         graph = torch.fx.Graph()
         graph.output((graph.call_function(torch.ops.fingerprints.less.default, (graph.placeholder("x"),)),))
         with pytest.raises(Indistinct, match=r"fingerprints\.less"):
-            text_of(graph)
+            fingerprint_text(graph)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treeplay.lower.functional import apart, fresh
-from treeplay.lower.inductor.memory import groups_of, keep_apart
+from treeplay.lower.inductor.memory import keep_apart, sharing_groups
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ def graph_of(program: Callable[..., Any], count: int) -> torch.fx.GraphModule:
         fakes = [torch.empty(3, 3) for _ in range(count)]
         functional = torch.func.functionalize(lambda *args: program(*args) or [], remove="mutations")
         module = make_fx(functional, tracing_mode="real")(*fakes)
-    groups = groups_of(module)
+    groups = sharing_groups(module)
     for target, source in ((aten.clone.default, 0), (aten.copy.default, 1)):
         for node in module.graph.find_nodes(op="call_function", target=target):
             node.replace_all_uses_with(node.args[source])
@@ -255,5 +255,5 @@ def test_a_list_that_is_an_exponent_is_not_written_to() -> None:
         y.copy_(powers[0])
 
     module = graph_of(program, 2)
-    keep_apart(module.graph, groups_of(module))
+    keep_apart(module.graph, sharing_groups(module))
     assert module.graph.find_nodes(op="call_function", target=aten._foreach_pow.ScalarAndTensor)

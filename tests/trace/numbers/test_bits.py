@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.fx
 
-from treeplay.trace.numbers.bits import bits_of, may_exceed_floats, note_bits
+from treeplay.trace.numbers.bits import may_exceed_floats, note_bits, width_of_integer
 
 _LARGEST = 2**63 - 1
 
@@ -39,7 +39,7 @@ def test_no_integer_has_more_bits_than_it_may(fn: Callable[..., Any], more: tupl
     graph = torch.fx.Graph()
     given = graph.placeholder("n")
     given.meta["is_integer"] = True
-    may = bits_of(_as_symbols(graph, fn, given, *more))
+    may = width_of_integer(_as_symbols(graph, fn, given, *more))
     for value in (-(2**63), -1, 0, 3, _LARGEST):
         assert fn(value, *more).bit_length() <= may
 

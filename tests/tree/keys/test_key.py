@@ -13,7 +13,7 @@ import torch
 from support import call_of as call
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call
-from treeplay.tree.keys.key import describe, label_of, make_key, varying
+from treeplay.tree.keys.key import arguments_text, label_of, make_key, varying
 from treeplay.values.structure import as_written
 
 
@@ -104,7 +104,7 @@ def test_sparse_tensors_and_large_objects_have_short_names() -> None:
 
 
 def test_what_varies_is_named_even_in_a_later_dimension() -> None:
-    calls = [describe(call(torch.ones(2, n), mode="a", rest=[n % 2])) for n in range(3)]
+    calls = [arguments_text(call(torch.ones(2, n), mode="a", rest=[n % 2])) for n in range(3)]
     assert varying(calls) == "args[0], rest[0]"
 
 

@@ -93,7 +93,7 @@ def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:
         return None
     from treeplay.lower.inductor import own_lowerings
 
-    table = own_lowerings.decompositions(eager_random=options.eager_random)
+    table = own_lowerings.inductor_decompositions(eager_random=options.eager_random)
     return table | {torch.ops.aten.cat.default: _cat(table[torch.ops.aten.cat.default])}
 
 

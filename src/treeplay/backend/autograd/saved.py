@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam import partition
-from treeplay.torch_seam.fx import base_of, lazy_module
+from treeplay.torch_seam.fx import base_node, lazy_module
 
 Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 
@@ -32,6 +32,6 @@ def least_memory(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_
 def callers_tensors(forward: torch.fx.GraphModule, results: int) -> set[str]:
     """The names of the arguments and results among what a forward saves, views of them included."""
     outputs: Any = forward.graph.output_node().args[0]
-    returned = {base_of(node) for node in outputs[:results] if isinstance(node, torch.fx.Node)}
-    saved = {base_of(node) for node in outputs[results:] if isinstance(node, torch.fx.Node)}
+    returned = {base_node(node) for node in outputs[:results] if isinstance(node, torch.fx.Node)}
+    saved = {base_node(node) for node in outputs[results:] if isinstance(node, torch.fx.Node)}
     return {node.name for node in saved if node.op == "placeholder" or node in returned}

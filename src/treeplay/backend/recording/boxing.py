@@ -88,7 +88,7 @@ class GraphBoxing:
         return [given[at] for at in range(len(given))]
 
 
-def emit_call(name: str, boxing: GraphBoxing, replay: Replay) -> Source:
+def emit_boxed_call(name: str, boxing: GraphBoxing, replay: Replay) -> Source:
     """`call(args)` around a replay that is another function."""
     text = Writer(replay=replay)
     made = [f"made[{at}]" for at in range(len(boxing.returns.owners))]

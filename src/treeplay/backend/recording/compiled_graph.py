@@ -84,7 +84,7 @@ def wrong_kind_of(names: Sequence[str], tensors: frozenset[int], given: Sequence
     return None
 
 
-def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:
+def counting_calls(run: Boxed, calls: Counter[str], why: str) -> Boxed:
     """`run`, whose calls count under `why`."""
 
     def plain(args: list[Any]) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from treeplay.values.refusal import Reason
 _KINDS = ("int", "float", "bool", "NoneType", "SymInt", "SymFloat", "SymBool", "Generator")
 
 
-def decide(facts: GraphFacts) -> tuple[Skip, ...]:
+def reasons_to_skip(facts: GraphFacts) -> tuple[Skip, ...]:
     """Every reason not to record a graph, in a fixed order; none means that it may be."""
     return tuple(_reasons(facts))
 

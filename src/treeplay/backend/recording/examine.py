@@ -16,7 +16,7 @@ from treeplay.device.host.rules import refusal_of_operator
 from treeplay.errors import Refusal
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import trees as pytree
-from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, name_of
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, operator_name
 from treeplay.torch_seam.schemas import written_arguments
 from treeplay.torch_seam.symbols import example_of
 from treeplay.values.captured import DeviceUse, InputFacts, Role
@@ -42,7 +42,7 @@ def calls_of(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     ]
 
 
-def inputs_of(
+def input_facts(
     nodes: Sequence[torch.fx.Node], values: Sequence[Any], roles: Sequence[Role], names: Sequence[str]
 ) -> tuple[InputFacts, ...]:
     """Each input of a graph, with the line that writes it, if the graph does."""
@@ -159,10 +159,10 @@ def has_caching_allocator() -> bool:
 
 
 def _name(node: torch.fx.Node) -> str:
-    return name_of(node.target) or str(getattr(node.target, "__name__", node.target))
+    return operator_name(node.target) or str(getattr(node.target, "__name__", node.target))
 
 
-def parts_of(program: Any) -> list[torch.fx.GraphModule]:
+def nested_graphs(program: Any) -> list[torch.fx.GraphModule]:
     """A captured graph and those inside of it; none for another callable."""
     parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
     return [part for part in parts if isinstance(part, torch.fx.GraphModule)]
@@ -175,14 +175,14 @@ def has_custom_functions(program: Any) -> bool:
 
 def calls(program: Any, target: Any) -> bool:
     """Whether a captured graph, or one inside of it, calls an operator."""
-    return any(part.graph.find_nodes(op="call_function", target=target) for part in parts_of(program))
+    return any(part.graph.find_nodes(op="call_function", target=target) for part in nested_graphs(program))
 
 
 def called_by(program: Any) -> frozenset[str] | None:
     """The names of what a captured graph calls, in small letters; None where that is not known."""
     if not isinstance(program, torch.fx.GraphModule):
         return None
-    return frozenset(_called(node, part).lower() for part in parts_of(program) for node in calls_of(part))
+    return frozenset(_called(node, part).lower() for part in nested_graphs(program) for node in calls_of(part))
 
 
 def _called(node: torch.fx.Node, part: torch.fx.GraphModule) -> str:
@@ -200,7 +200,7 @@ def check_traceable(program: Any, inputs: Sequence[Any]) -> None:
         where = next((line_of(user) for user in given[taken].users), None) if given else None
         why, advice = "takes a tensor of oneDNN's own layout", "pass a plain one (`to_dense()`)"
         raise Refusal.of("to_mkldnn", why, advice, where)
-    for node in (node for part in parts_of(program) for node in part.graph.nodes):
+    for node in (node for part in nested_graphs(program) for node in part.graph.nodes):
         if getattr(node.meta.get("example_value"), "is_mkldnn", False):
             why, advice = "makes a tensor of oneDNN's own layout", "keep this part outside of the program"
             raise Refusal.of(_name(node), why, advice, line_of(node))

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from treeplay.backend.recording.boxing import GraphBoxing, emit_call, work_of
-from treeplay.backend.recording.compiled_graph import CompiledGraph, checked_run, counted, wrong_kind_of
+from treeplay.backend.recording.boxing import GraphBoxing, emit_boxed_call, work_of
+from treeplay.backend.recording.compiled_graph import CompiledGraph, checked_run, counting_calls, wrong_kind_of
 from treeplay.backend.recording.returns import Returns, survey_returns
 from treeplay.backend.recording.saved_block import SavedBlock, plan_block, returns_for_block
 from treeplay.codegen import hide_from_dynamo, load_source
@@ -151,7 +151,7 @@ class Replayed:
                     else:
                         self._becomes(self._made(given, known))
             except InternalError as error:  # if the graph has run, its results are what the caller gets
-                self._becomes(counted(partial(checked_run, self.graph), self._plain_calls, "given up"))
+                self._becomes(counting_calls(partial(checked_run, self.graph), self._plain_calls, "given up"))
                 tell_internal(error, self.graph.name)
                 self.given_up(Reason(self.graph.name, f"an error of treeplay's own: {error}", "report it"))
             if known is None:
@@ -166,7 +166,7 @@ class Replayed:
         if not isinstance(returns, str):
             self._becomes(self._made(given, returns, plan_block(returns, results, self.graph.inner)))
         elif self._looks == _MOST_LOOKS:
-            self._becomes(counted(partial(checked_run, self.graph), self._plain_calls, "given up"))
+            self._becomes(counting_calls(partial(checked_run, self.graph), self._plain_calls, "given up"))
             advice = "pass tensors that share no memory, or copies of them"
             self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
 
@@ -176,7 +176,7 @@ class Replayed:
         fixed = {at: arg for at, arg in enumerate(given) if not isinstance(arg, torch.Tensor)}
         wrong_kind = partial(wrong_kind_of, self.graph.names[: len(given)], frozenset(places))
         run = partial(checked_run, self.graph, count=len(returns.refs), wrong_kind=wrong_kind)
-        boxing = GraphBoxing(places, fixed, returns, counted(run, self._plain_calls, _OTHER), wrong_kind, block)
+        boxing = GraphBoxing(places, fixed, returns, counting_calls(run, self._plain_calls, _OTHER), wrong_kind, block)
         recorded = self.device.record(work_of(self.graph, boxing, run))
 
         # Weak: what a recording tells must not keep it.
@@ -203,7 +203,7 @@ class Replayed:
 
     def _loaded(self, boxing: GraphBoxing, replay: Replay) -> Boxed:
         """The call function around `replay`."""
-        source = emit_call(self.graph.name, boxing, replay)
+        source = emit_boxed_call(self.graph.name, boxing, replay)
         self.source = source.text
         call: Boxed = load_source(source)
         hide_from_dynamo(call, with_callees=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Writer
-from treeplay.codegen.idioms import view_of
+from treeplay.codegen.idioms import view_expression
 from treeplay.torch_seam.tensors import extent_of, unusual
 from treeplay.trace.signature.returned import whole
 from treeplay.values.layout import Layout
@@ -90,7 +90,7 @@ class ResultMaker:
     @classmethod
     def of_text(cls, text: Writer, made: Sequence[str]) -> ResultMaker:
         """As expressions; the text calls the arguments `args`, and each new memory as `made` says."""
-        return cls("args[{}]".format, made.__getitem__, text.literal, view_of, "{}.detach()".format)
+        return cls("args[{}]".format, made.__getitem__, text.literal, view_expression, "{}.detach()".format)
 
     @classmethod
     def of_values(cls, args: Sequence[Any], made: Sequence[Any]) -> ResultMaker:

@@ -52,14 +52,14 @@ def with_flat_result(program: Program, inputs: Sequence[Any]) -> Normal:
     result = _opened(program, thawed_result(program), inputs)
     if type(result) is tuple and trees.is_flat(result):
         return Normal(program, inputs)
-    leaves, tree = trees.flatten(result)
+    leaves, tree = trees.flatten_tree(result)
     program.graph.output_node().args = (tuple(leaves),)
     check_module(program, "its results were made flat")
     program.recompile()
 
     def around(compiled: Function) -> Function:
         def call(*args: Any) -> Any:
-            return trees.unflatten(list(compiled(*args)), tree)
+            return trees.unflatten_tree(list(compiled(*args)), tree)
 
         return call
 
@@ -86,7 +86,7 @@ def _may_be_many(part: Any) -> bool:
 
 def _opened(module: torch.fx.GraphModule, result: Any, inputs: Sequence[Any]) -> Any:
     """`result` with each node that yields several tensors replaced by a container of its elements."""
-    leaves, tree = trees.flatten(result)
+    leaves, tree = trees.flatten_tree(result)
     many = [leaf for leaf in leaves if _may_be_many(leaf)]
     values = values_of(module, inputs, many)
     with module.graph.inserting_before(module.graph.output_node()):
@@ -94,7 +94,7 @@ def _opened(module: torch.fx.GraphModule, result: Any, inputs: Sequence[Any]) ->
             _elements(leaf, values[leaf]) if isinstance(leaf, torch.fx.Node) and leaf in values else leaf
             for leaf in leaves
         ]
-    return trees.unflatten(opened, tree)
+    return trees.unflatten_tree(opened, tree)
 
 
 def _elements(node: torch.fx.Node, value: Any) -> Any:
@@ -124,7 +124,7 @@ def with_plain_codegen(program: Program, inputs: Sequence[Any]) -> Normal:
     def around(compiled: Function) -> Function:
         def call(*args: Any) -> Any:
             results = compiled(*flat(args))
-            return results if tree_out is None else trees.unflatten(list(results), tree_out)
+            return results if tree_out is None else trees.unflatten_tree(list(results), tree_out)
 
         return call
 
@@ -133,7 +133,7 @@ def with_plain_codegen(program: Program, inputs: Sequence[Any]) -> Normal:
 
 def _is_tree_of_call(tree: TreeSpec) -> bool:
     """Whether `tree` is that of `(args, kwargs)`; tracing with concrete arguments leaves that of `args` alone."""
-    probe = trees.unflatten([None] * tree.num_leaves, tree)
+    probe = trees.unflatten_tree([None] * tree.num_leaves, tree)
     return len(probe) == 2 and type(probe[0]) is tuple and type(probe[1]) is dict
 
 
@@ -143,7 +143,7 @@ def with_flat_inputs(program: Program, inputs: Sequence[Any]) -> Normal:
     At a call the tree has to be the one of `inputs`. Containers that the graph may steal are emptied once they are read."""
     if trees.is_flat(inputs):
         return Normal(program, inputs)
-    leaves, tree = trees.flatten(tuple(inputs))
+    leaves, tree = trees.flatten_tree(tuple(inputs))
     stolen = _stolen(program)
     read = _list_reader(len(inputs[0]), len(inputs)) if _is_list_and_numbers(inputs) else None
     flat: Program = program
@@ -169,7 +169,7 @@ def with_flat_inputs(program: Program, inputs: Sequence[Any]) -> Normal:
 
 def _taking_leaves(program: Callable[..., Any], tree: TreeSpec) -> Callable[..., Any]:
     def flat(*leaves: Any) -> Any:
-        return program(*trees.unflatten(leaves, tree))
+        return program(*trees.unflatten_tree(leaves, tree))
 
     return flat
 
@@ -207,10 +207,10 @@ def _flatten_placeholders(module: torch.fx.GraphModule, inputs: Sequence[Any]) -
     for node, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
         if not isinstance(value, trees.CONTAINERS):
             continue
-        leaves, tree = trees.flatten(value)
+        leaves, tree = trees.flatten_tree(value)
         with graph.inserting_before(node):
             parts = [add_placeholder(graph, f"{node.target}_{at}") for at in range(len(leaves))]
-        _replace(node, trees.unflatten(parts, tree))
+        _replace(node, trees.unflatten_tree(parts, tree))
         graph.erase_node(node)
     check_module(module, "its inputs were made flat")
     module.recompile()

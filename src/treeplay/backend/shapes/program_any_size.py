@@ -30,10 +30,10 @@ from treeplay.trace.any_size import (
     Changing,
     check_passed,
     check_same_operators,
-    for_any_size,
     layouts_of_results,
     meets_numpy,
-    refusal,
+    not_for_any_size,
+    signature_for_any_size,
 )
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, takes_large_layers
@@ -71,7 +71,7 @@ def trace_for_any_size(
     """The program with symbols for the sizes in `changing`. `signature` and `tensors` are those of the ordinary trace of
     `call`, without its constants; `acting` and `log` are its operators that act, and all; `made` what its graph gives. Raises
     `Refusal`."""
-    plain = for_any_size(signature, call, changing)
+    plain = signature_for_any_size(signature, call, changing)
     given = (call.leaves[item.source.index] for item in plain.inputs[len(tensors) :])  # type: ignore[union-attr]
     tensors = [*tensors, *given]
     check_passed(plain, tensors, changing)
@@ -103,7 +103,7 @@ def trace_for_any_size(
         traced, seen = stack.enter_context(captured(rerun, fakes, job.compilers().decompositions, names=job.names))
         why = why_not_plain(traced, seen)
         if why is not None:
-            raise refusal(why)
+            raise not_for_any_size(why)
         _check_symbols(sizes, names)
         _check_layouts(traced.graph, layouts_of_results(signature, made))
         graph, inputs = traced.graph, list(traced.inputs)
@@ -118,7 +118,7 @@ def trace_for_any_size(
     return ProgramForAnySize(plain, operators, compile_it)
 
 
-def warm_up() -> None:
+def import_ahead() -> None:
     """Trace something small, so that all is imported that the first trace takes: seconds, for any thread."""
     global is_warm
     sizes = SymbolicSizes()
@@ -159,20 +159,22 @@ def _check_layouts(module: torch.fx.GraphModule, results: Sequence[Layout | Tens
     for node, wanted in zip(made, results, strict=True):
         now = tuple(map(example_of, node.meta["val"].stride()))
         if any(size > 1 and was != is_now for size, was, is_now in zip(wanted.shape, wanted.stride, now, strict=True)):
-            raise refusal(f"a result would lie in memory with strides {now}, and eager's with {wanted.stride}")
+            raise not_for_any_size(f"a result would lie in memory with strides {now}, and eager's with {wanted.stride}")
 
 
 def _check_symbols(sizes: SymbolicSizes, names: Sequence[str]) -> None:
     fixed = sizes.fixed()
     if fixed:
         name, dimension = fixed[0]
-        raise refusal(f"the program or the compiler needs size {dimension} of {names[int(name[1:])]} while it runs")
+        raise not_for_any_size(
+            f"the program or the compiler needs size {dimension} of {names[int(name[1:])]} while it runs"
+        )
 
 
 def _asked(sizes: SymbolicSizes) -> AskedOfSizes:
     asked = sizes.asked()
     if asked is None:
-        raise refusal("something is asked of the sizes that depends on more than them")
+        raise not_for_any_size("something is asked of the sizes that depends on more than them")
     questions, names = asked
     changing = tuple(f"{name}_size_{dimension}" for name, dimension in sizes.changing())
     numbers = tuple(

@@ -29,32 +29,32 @@ def is_flat(values: Sequence[Any]) -> bool:
     return not any(isinstance(value, CONTAINERS) for value in values)
 
 
-def flatten(value: Any) -> tuple[list[Any], TreeSpec]:
+def flatten_tree(value: Any) -> tuple[list[Any], TreeSpec]:
     """The leaves of `value` in order and the tree that puts them together."""
     return pytree.tree_flatten(value)
 
 
-def unflatten(leaves: Sequence[Any], tree: TreeSpec) -> Any:
+def unflatten_tree(leaves: Sequence[Any], tree: TreeSpec) -> Any:
     """Put leaves together again."""
     return pytree.tree_unflatten(leaves, tree)
 
 
 def leaves_like(value: Any, tree: TreeSpec) -> list[Any]:
     """The leaves of `value`, whose tree has to be `tree`."""
-    leaves, found = flatten(value)
+    leaves, found = flatten_tree(value)
     if found != tree:
         raise UsageError(
             "the arguments are nested in another way than when the graph was compiled\n"
-            f"  expected  {shown(tree)}\n"
-            f"  found     {shown(found)}\n"
+            f"  expected  {tree_text(tree)}\n"
+            f"  found     {tree_text(found)}\n"
             "Call it with the same containers and keys, or compile the graph anew for these."
         )
     return leaves
 
 
-def shown(tree: TreeSpec) -> str:
+def tree_text(tree: TreeSpec) -> str:
     """A tree as the value it stands for, with `*` for each leaf: `([*], {'a': *})`."""
-    return repr(unflatten([_Star()] * tree.num_leaves, tree))
+    return repr(unflatten_tree([_Star()] * tree.num_leaves, tree))
 
 
 class _Star:

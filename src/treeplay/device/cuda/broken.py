@@ -52,7 +52,7 @@ _TEXTS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def explained(error: BaseException) -> CaptureFailed | None:
+def broken_capture(error: BaseException) -> CaptureFailed | None:
     """`error` as a broken capture, with the operation and the user's line if they are known; None if it is none."""
     found = _meaning(error)
     if found is None:

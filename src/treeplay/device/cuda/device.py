@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
-from treeplay.device.cuda.capturing.attempt import attempt
+from treeplay.device.cuda.capturing.attempt import attempt_capture
 from treeplay.device.cuda.capturing.streams import index_of
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.cuda.recording import CudaRecording
@@ -46,7 +46,7 @@ class CudaDevice:
     def rehearse(self, body: Capturable, tensors: Sequence[torch.Tensor]) -> None:
         """Capture `body` and drop the graph: what its Python does has been seen, and nothing has run."""
         lane = lane_of(self.device)
-        attempt(Work("rehearsal", _never, body), tensors, lane, space=lane.address_space()).drop()
+        attempt_capture(Work("rehearsal", _never, body), tensors, lane, space=lane.address_space()).drop()
 
     def facts(self) -> dict[str, Any]:
         """Name, memory and compute capability."""

@@ -8,7 +8,7 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.nodes.calls import KERNEL, KINDS, MEMCPY, MEMSET, call, function
-from treeplay.device.cuda.nodes.reading import handles_of, kind_of
+from treeplay.device.cuda.nodes.reading import handles_of, node_kind
 
 _RELAXED = 2
 _NOT_CAPTURING, _CAPTURING = 0, 1  # a broken capture has status 2
@@ -37,7 +37,7 @@ def begin_capture(stream: int) -> None:
     call("cuStreamBeginCapture_v2", stream, _RELAXED)
 
 
-def end_capture(stream: int) -> None:
+def drop_capture(stream: int) -> None:
     """Take a stream out of its capture, broken or not, and drop what was captured."""
     graph = c_void_p()
     code = function("cuStreamEndCapture")(stream, byref(graph))
@@ -74,7 +74,7 @@ def count_nodes(graph: int) -> int:
 def node_kinds(graph: int) -> list[str]:
     """The kind of each node of a graph that exists. Asked from any thread."""
     _ = here.has_context
-    return [_NAMES.get(kind, f"kind {kind}") for kind in map(kind_of, handles_of(graph))]
+    return [_NAMES.get(kind, f"kind {kind}") for kind in map(node_kind, handles_of(graph))]
 
 
 def print_dot(graph: int, path: str) -> None:

@@ -92,7 +92,7 @@ class Lane:
         """The pool for one more graph. An emptied pool is not used again: its memory is on its way back."""
         with self.lock:
             if self._pool is None:
-                self._pool = allocator.new_pool()
+                self._pool = allocator.new_pool_token()
             self._users += 1
             return self._pool
 

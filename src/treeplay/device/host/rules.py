@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from treeplay.observe.lines import running_call
-from treeplay.torch_seam.operators import HigherOrderOperator, name_of
+from treeplay.torch_seam.operators import HigherOrderOperator, operator_name
 from treeplay.torch_seam.schemas import aten
 from treeplay.torch_seam.trees import tree_iter
 from treeplay.values.refusal import Reason
@@ -118,7 +118,7 @@ def _has_mask(indices: Any) -> bool:
 def _spoken(op: Any, read: str | None = None) -> str:
     """The operation as the user's line calls it, where that can be told; `read` where the operator's own name is internal."""
     called = running_call().name
-    return called or read or name_of(op)
+    return called or read or operator_name(op)
 
 
 def _reason(op: str, why: str, advice: str) -> Reason:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.flags import without_autocast
-from treeplay.torch_seam.operators import name_of, with_gradients_on
+from treeplay.torch_seam.operators import operator_name, with_gradients_on
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD, OutForm, leaves_of, out_form, with_leaves
 from treeplay.torch_seam.tensors import storage_of, uses_of_storage
 
@@ -101,7 +101,7 @@ class HostTape:
 
     def _operation(self, op: Any, args: Any, kwargs: Any, writes: Sequence[Any]) -> Operation:
         reads = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        return Operation(name_of(op), self._numbered(reads), self._numbered(writes))
+        return Operation(operator_name(op), self._numbered(reads), self._numbered(writes))
 
     def _numbered(self, tensors: Sequence[Any]) -> frozenset[int]:
         found = (storage_of(tensor) for tensor in tensors if tensor is not None)

@@ -30,7 +30,7 @@ import torch
 
 from treeplay.codegen import Source, Writer
 from treeplay.guards.alike import check_of_plain, check_of_slot
-from treeplay.guards.check.tables import all_are, entries, filled
+from treeplay.guards.check.tables import all_are, entry_conditions, filled
 from treeplay.guards.check.words import Words
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient
 from treeplay.guards.containers import Items
@@ -66,7 +66,7 @@ def emit_check(
     text = Writer(again=again)
     others = itertools.chain(
         *(filled(text, guard) for guard in dependencies.tables),
-        *(entries(text, guard) for guard in dependencies.tables if not guard.is_steady),
+        *(entry_conditions(text, guard) for guard in dependencies.tables if not guard.is_steady),
         _orders(text, dependencies, words),
         _attributes(text, dependencies, words),
         *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),

@@ -27,7 +27,7 @@ from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.facts import TensorFacts
-from treeplay.guards.told import plain_values, summary
+from treeplay.guards.told import plain_values, summary_of_guards
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
@@ -250,7 +250,7 @@ class Guards:
         return plain_values(self._dependencies)
 
     def __str__(self) -> str:
-        return summary(self._dependencies)
+        return summary_of_guards(self._dependencies)
 
     # --- the quick check ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import PLAIN, PLAIN_DICTS, builtin_of, is_a
 
 
-def entries(text: Writer, guard: Table) -> Iterator[str]:
+def entry_conditions(text: Writer, guard: Table) -> Iterator[str]:
     """A dictionary whose version keeps changing, by its guarded entries, but for those that are `filled`."""
     holder, recorded = text.constant(guard.holder), guard.recorded
     if guard.matters is not None or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:

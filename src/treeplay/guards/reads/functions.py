@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 
-def function_of(code: CodeType) -> FunctionType | None:
+def function_with_code(code: CodeType) -> FunctionType | None:
     """The function with this code that is found by its qualified name in the module of its file; None if none is."""
     found: Any = _modules_by_file(len(sys.modules)).get(code.co_filename)
     for name in code.co_qualname.split("."):
@@ -37,8 +37,8 @@ def functions_with(wanted: Iterable[CodeType]) -> list[FunctionType]:
 
 
 class _FrozenFunctions:
-    """Functions that `gc.freeze` hides from `gc.get_referrers`, but for those that `function_of` finds. They are listed once
-    after each freeze: they have to be thawed for it, and what else is alive is frozen with them again."""
+    """Functions that `gc.freeze` hides from `gc.get_referrers`, but for those that `function_with_code` finds. They are listed
+    once after each freeze: they have to be thawed for it, and what else is alive is frozen with them again."""
 
     def __init__(self) -> None:
         self._functions: dict[int, list[weakref.ref[FunctionType]]] = {}
@@ -66,7 +66,7 @@ class _FrozenFunctions:
         gc.freeze()
         self._functions = {}
         for value in everything:
-            if type(value) is FunctionType and function_of(value.__code__) is not value:
+            if type(value) is FunctionType and function_with_code(value.__code__) is not value:
                 self._functions.setdefault(id(value.__code__), []).append(weakref.ref(value))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from treeplay.guards.conditions import Asked, Code
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import content_of, results_in, table_of_cache
-from treeplay.guards.reads.functions import function_of, functions_with
+from treeplay.guards.reads.functions import function_with_code, functions_with
 from treeplay.guards.reads.names import inner_code
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.walk import Walk
@@ -139,7 +139,7 @@ class Functions:
         """Enter functions that ran though no path leads to them."""
         met = self._walk.code_met
         wanted = [code for key, code in (self._walk.reads.code or {}).items() if key not in met and _is_kept(code)]
-        functions = [(code, function_of(code)) for code in wanted]
+        functions = [(code, function_with_code(code)) for code in wanted]
         for _, function in functions:
             if function is not None:
                 self._walk.enter(function, function.__qualname__)

@@ -21,7 +21,7 @@ from treeplay.torch_seam.operators import (
     OpOverload,
     direct,
     keys_above_operators,
-    name_of,
+    operator_name,
     python_functions,
 )
 from treeplay.torch_seam.schemas import by_name
@@ -45,7 +45,7 @@ class Spelling:
 def spell(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outs: dict[str, Any]) -> Spelling:
     """The callable to use for `op` on arguments like these (tensors without memory will do)."""
     wanted = _normal(op, args, {**kwargs, **outs})
-    name = name_of(op)
+    name = operator_name(op)
     for label, function in python_functions(name) if op.namespace == "aten" else ():
         spelling = Spelling(f"{label}_out" if outs else label, function, joins_outs=True)
         if _hears(function, args, {**kwargs, **spelling.keywords(outs)}, op, wanted):

@@ -33,7 +33,7 @@ from treeplay.errors import LoweringError, NoNumber
 from treeplay.lower.aten.into_arena import IntoArena
 from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec
 from treeplay.lower.aten.numbers import NumberText
-from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
+from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_nodes
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, runs_with_gradients, told_inputs
 from treeplay.lower.numbers import known_before, scalar_nodes
@@ -142,7 +142,7 @@ class GraphEmitter:
             env[node] = env[node.args[0]]  # type: ignore[index]
         elif node in self._makes:
             self._write_maker(node, op, self._makes[node])
-        elif any(written_by(node)):
+        elif any(written_nodes(node)):
             self._write_writer(node, op)
         elif not op._schema.returns:  # it checks something
             self._write_call(node, op)
@@ -176,7 +176,7 @@ class GraphEmitter:
             self._write_call(node, op)
 
     def _write_writer(self, node: Node, op: OpOverload) -> None:
-        target = next(written_by(node))
+        target = next(written_nodes(node))
         if "spec" in node.meta:
             self.text.env[node] = self.text.env[target]
         op, args = self.numbers.with_cell(op, node.args)

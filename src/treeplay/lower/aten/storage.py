@@ -114,7 +114,7 @@ def maker_of(node: Node) -> Node:
     return node
 
 
-def written_by(node: Node) -> Iterator[Node]:
+def written_nodes(node: Node) -> Iterator[Node]:
     """The nodes that the operator of `node` writes to."""
     if not isinstance(node.target, OpOverload):
         return
@@ -123,12 +123,12 @@ def written_by(node: Node) -> Iterator[Node]:
 
 def storages_written(nodes: Iterable[Node]) -> set[Any]:
     """The storages that operators write to."""
-    return {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
+    return {target.meta["storage"] for node in nodes for target in written_nodes(node) if "storage" in target.meta}
 
 
 def writes_folded(graph: torch.fx.Graph) -> bool:
     """Whether an operator writes to a tensor whose own elements overlap: what comes of it depends on the order."""
-    return any(overlaps_itself(target.meta["spec"]) for node in graph.nodes for target in written_by(node))
+    return any(overlaps_itself(target.meta["spec"]) for node in graph.nodes for target in written_nodes(node))
 
 
 def _tensors(value: Any) -> list[Node]:
@@ -147,7 +147,7 @@ def _storages(graph: torch.fx.Graph, steps: dict[Node, int]) -> dict[Node, Stora
         for argument in node.all_input_nodes:
             if argument in of:
                 of[argument].last = steps[node]
-        for target in written_by(node):
+        for target in written_nodes(node):
             of[target].is_mutated = True
             _check_shape(node, target)
         if "storage" in node.meta:

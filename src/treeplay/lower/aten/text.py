@@ -16,7 +16,7 @@ import torch.fx
 from treeplay.codegen import Writer, list_of, tuple_of
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.memory import empty_like_spec
-from treeplay.torch_seam.operators import OpOverload, name_of
+from treeplay.torch_seam.operators import OpOverload, operator_name
 from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node
@@ -145,7 +145,7 @@ class GraphText(Writer):
         self, function: Callable[..., Any], op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
         """A call of `function`, which stands for `op`, as text."""
-        return self._call(function, name_of(op), args, kwargs)
+        return self._call(function, operator_name(op), args, kwargs)
 
     def _call(self, function: Callable[..., Any], wish: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         self.calls += 1

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import torch.fx
 
-from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, maker_of, written_by
+from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, maker_of, written_nodes
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 
 
@@ -19,7 +19,7 @@ def told_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
     for node in graph.nodes:
         if node.op == "placeholder":
             roots[node] = node
-        found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots)
+        found |= dict.fromkeys(roots[target] for target in written_nodes(node) if target in roots)
         storage = layout.of.get(node)
         if storage is not None and storage.home is Home.INPUT and node not in roots:
             bases = maker_of(node).all_input_nodes

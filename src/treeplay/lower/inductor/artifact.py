@@ -18,7 +18,7 @@ from treeplay.lower.inductor.counted_places import read_places_from_memory
 from treeplay.lower.inductor.cpp_wrapper import is_worth_cpp
 from treeplay.lower.inductor.last_rewrite import LAST_PASS, last_rewrite, mark_results
 from treeplay.lower.inductor.layouts import ResultLayouts, has_convolutions_both_ways, put_channels_last
-from treeplay.lower.inductor.memory import Groups, groups_of
+from treeplay.lower.inductor.memory import Groups, sharing_groups
 from treeplay.lower.inductor.scaled import write_out_scales
 from treeplay.observe import counters
 from treeplay.observe.progress import progress
@@ -71,7 +71,7 @@ KEEPS_DRAWS_IN_ORDER = hasattr(post_grad, "_chain_random_ops_for_ordering")
 """Whether compiled code calls operators that draw random numbers in the graph's order. It did not before torch 2.13."""
 
 
-def compile_graph(
+def compile_artifact(
     module: torch.fx.GraphModule,
     fakes: Sequence[torch.Tensor],
     *,
@@ -115,7 +115,7 @@ def compile_graph(
         without_autocast(),
         torch.no_grad(),
     ):
-        groups = groups or groups_of(module)
+        groups = groups or sharing_groups(module)
         write_out_scales(module.graph)
         if device.type == "cpu":
             read_places_from_memory(module.graph)

@@ -28,7 +28,7 @@ class Indistinct(Exception):
     """Something whose text would not tell it from others; the message is what."""
 
 
-def text_of(graph: torch.fx.Graph) -> str:
+def fingerprint_text(graph: torch.fx.Graph) -> str:
     """The text of a traced graph; raises `Indistinct`."""
     places = {node: at for at, node in enumerate(graph.nodes)}
     memory: dict[Any, int] = {}

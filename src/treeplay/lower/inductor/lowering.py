@@ -81,7 +81,7 @@ def _compiled(
     """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
     # Here and not above: this imports Inductor, which whoever finds a stored artifact does without.
     from treeplay.lower.inductor import artifact as torch_artifact
-    from treeplay.lower.inductor.own_lowerings import decompositions
+    from treeplay.lower.inductor.own_lowerings import inductor_decompositions
 
     results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     specs = _specs(graph, numbers, device)
@@ -95,14 +95,16 @@ def _compiled(
     stored: list[tuple[str, dict[str, Any]]] = []
     # One compilation at a time in the process, torch's own included.
     with torch_artifact.compile_lock, traced_in_this_thread():
-        module, fakes = make_functional(interpreter.with_vector, specs, decompositions(eager_random=eager_random))
+        module, fakes = make_functional(
+            interpreter.with_vector, specs, inductor_decompositions(eager_random=eager_random)
+        )
         check_module(module, "it was made functional")
         lay_out_results(module, [spec.stride for spec in results], torch_artifact.force_stride_order)
         check_module(module, "results were laid out")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                artifact = torch_artifact.compile_graph(
+                artifact = torch_artifact.compile_artifact(
                     module,
                     fakes,
                     device=device,

@@ -29,7 +29,7 @@ from treeplay.graph_check import add_like
 from treeplay.lower.functional import apart, fresh
 from treeplay.lower.inductor.late import compute_once, is_in_place_list, is_pointwise, reads_elsewhere
 from treeplay.lower.masked import PUTS, fill_masked
-from treeplay.torch_seam.fx import base_of, is_view
+from treeplay.torch_seam.fx import base_node, is_view
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of
 
@@ -48,7 +48,7 @@ _PARTS: dict[Any, Any] = {
 _WRITES_A_PART = frozenset({*PUTS, *_PARTS})
 
 
-def groups_of(module: torch.fx.GraphModule) -> Groups:
+def sharing_groups(module: torch.fx.GraphModule) -> Groups:
     """Which results share memory in a graph as it was traced, by its fakes."""
     inputs = {_storage(node) for node in module.graph.find_nodes(op="placeholder")}
     numbers: dict[int, int] = {}
@@ -101,7 +101,7 @@ def _is_elsewhere(source: Node, target: Any) -> bool:
     """Whether a source lies in its target at another place, or is taken to lie in it and does not."""
     if source is target:
         return False
-    if base_of(source) is not source:  # a view: the kernel that copies it would read what it has written
+    if base_node(source) is not source:  # a view: the kernel that copies it would read what it has written
         return target in _homes(source) or reads_elsewhere(source, target, {target})
     # Inductor leaves out a copy of any result of an operator over lists to any of its arguments.
     into = _written_into(source) if source.target is operator.getitem else []
@@ -118,7 +118,7 @@ def _keep_results(
     for at, (result, group) in enumerate(zip(results, groups, strict=True)):
         if not isinstance(result, Node) or group is None:
             continue
-        base = base_of(result)
+        base = base_node(result)
         is_in_input = base.op == "placeholder" or not _homes(base).isdisjoint(written)
         if owners.setdefault(base, group) == group and (not is_in_input or group < 0):
             continue
@@ -142,7 +142,7 @@ def _keep_read(graph: torch.fx.Graph, written: Collection[Any]) -> None:
         made: dict[Node, Node] = {}
 
         def read(source: Node) -> Node:
-            if base_of(source) not in homes:
+            if base_node(source) not in homes:
                 return source
             if source not in made:
                 made[source] = _fresh(graph, source, before=node)
@@ -219,7 +219,7 @@ def _writes_back(view: Node, user: Node) -> bool:
 
 def _root(node: Node) -> Node:
     """The node in whose memory a chain of parts is written."""
-    while (base := base_of(node)).target in _WRITES_A_PART:
+    while (base := base_node(node)).target in _WRITES_A_PART:
         node = base.args[0]  # type: ignore[assignment]
     return base
 
@@ -236,7 +236,7 @@ def _homes(node: Node) -> set[Node]:
     found: set[Node] = set()
     waiting = [node]
     while waiting:
-        base = base_of(waiting.pop())
+        base = base_node(waiting.pop())
         if base not in found:
             found.add(base)
             waiting += _written_into(base)

@@ -30,7 +30,7 @@ EMITS = 6
 """To be raised when our own rules emit something else: cached artifacts are of what they emitted."""
 
 
-def decompositions(*, eager_random: bool) -> dict[Any, Any]:
+def inductor_decompositions(*, eager_random: bool) -> dict[Any, Any]:
     """Operators that Inductor wants taken apart before it sees them; where their kernels check values, the parts do. Where
     they are to draw eager's random numbers, those that draw any stay whole: in parts they would draw others."""
     table = with_checks(as_kernels(with_signs(select_decomp_table()))) | {_RANDOM_FROM: _random_from}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.lower.inductor.fingerprint import Indistinct, text_of, value_text
+from treeplay.lower.inductor.fingerprint import Indistinct, fingerprint_text, value_text
 from treeplay.observe import counters
 from treeplay.observe.events import log_event
 from treeplay.torch_seam.kept_file import read_text, write_text
@@ -51,7 +51,7 @@ def key_of(graph: torch.fx.Graph, device: torch.device, **asked: Any) -> str | N
     try:
         if inductor_store.passes_of_the_users():
             raise Indistinct("a pass of the user's")
-        graph_text, settings = text_of(graph), value_text(inductor_store.circumstances(device))
+        graph_text, settings = fingerprint_text(graph), value_text(inductor_store.circumstances(device))
         text = "\n".join((_code_of_ours(), str(device), value_text(asked), settings, graph_text))
     except Indistinct as error:
         counters.add(_COUNTED, "bypass")

@@ -19,7 +19,7 @@ from treeplay.values.signature import is_integer_of_64_bits
 _OF_A_FLOAT = 1023  # Python makes a float of each integer of so many, and no float has more before the point
 
 
-def bits_of(node: Any) -> float:
+def width_of_integer(node: Any) -> float:
     """How many bits an integer may have that is this node of a graph, or is known; a number of another kind has none."""
     if not isinstance(node, torch.fx.Node):
         return node.bit_length() if isinstance(node, int) else 0
@@ -31,7 +31,7 @@ def note_bits(node: Any, fn: Any, of: Sequence[Any]) -> None:
     """Note how many bits an integer may have that `fn` computes `of` others."""
     if not isinstance(node, torch.fx.Node):
         return
-    bits = [*map(bits_of, of)]
+    bits = [*map(width_of_integer, of)]
     if fn in (operator.add, operator.sub):
         most: float = max(bits) + 1
     elif fn is operator.mul:
@@ -45,7 +45,7 @@ def note_bits(node: Any, fn: Any, of: Sequence[Any]) -> None:
 
 def may_exceed_floats(node: Any) -> bool:
     """Whether an integer may be one of which Python makes no float."""
-    return bits_of(node) > _OF_A_FLOAT
+    return width_of_integer(node) > _OF_A_FLOAT
 
 
 def may_leave(node: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.trace.numbers.constants import Constants
-from treeplay.trace.numbers.scalars import scalar_of, value_of
+from treeplay.trace.numbers.scalars import scalar_of, unguarded_value
 from treeplay.trace.run.tape import MOST_NUMBERS
 
 _MAKES = (torch.tensor, torch.as_tensor)
@@ -64,7 +64,7 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constants: C
     if not all(type(number) in (int, float) or scalar_of(number) is not None for number in numbers):
         return None
     others = {name: value for name, value in kwargs.items() if name != "data"}
-    known = [value_of(number) for number in numbers]
+    known = [unguarded_value(number) for number in numbers]
     made: torch.Tensor = constants.make_of(func, numbers, known if numbers is data else known[0], others)
     return made
 
@@ -73,7 +73,7 @@ def _chosen(**given: Any) -> torch.Tensor | None:
     if given.keys() != {*_NAMES} or not isinstance(given["condition"], torch.Tensor):
         return None
     condition, sides = given["condition"], [given["input"], given["other"]]
-    dtype = _together(*map(value_of, sides))
+    dtype = _together(*map(unguarded_value, sides))
     options = {"dtype": dtype, "layout": condition.layout, "device": condition.device}
     make = torch.ops.aten.scalar_tensor.default
     # In torch's order: tensors of numbers first, that of the last number before the other.
@@ -88,7 +88,7 @@ def to_be_stored(func: Any, args: tuple[Any, ...], constants: Constants) -> tupl
     if func is not torch.Tensor.__setitem__ or scalar_of(args[2]) is None:
         return None
     x, index, number = args
-    value = value_of(number)
+    value = unguarded_value(number)
     if not (x.dtype.is_floating_point or (x.dtype == torch.int64 and type(value) is int)):
         return None
     # For a tensor on a GPU, torch makes that of the number on the host, and fills where it would have copied.

@@ -27,7 +27,7 @@ from treeplay.torch_seam.symbols import (
     unlogged,
 )
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
-from treeplay.trace.numbers.scalars import Scalar, plain, scalar_of, symbolic
+from treeplay.trace.numbers.scalars import Scalar, guarded_value, scalar_of, symbolic
 from treeplay.trace.survey.found import Survey
 from treeplay.values.arithmetic import ASKING, COMPARISONS, FUNCTIONS
 
@@ -102,7 +102,7 @@ def _not_pickled(_: Any, number: Any, protocol: int) -> Any:
 
 
 def _formatted(_: Any, number: Any, form: str) -> str:
-    return object.__format__(number, form) if scalar_of(number) is None else format(plain(number), form)
+    return object.__format__(number, form) if scalar_of(number) is None else format(guarded_value(number), form)
 
 
 def _of_both(fn: Callable[[Any, Any], Any]) -> Callable[..., Any]:

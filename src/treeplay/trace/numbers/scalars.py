@@ -202,7 +202,7 @@ class Scalar(AskedByTorch):
         """As `round` does; digits before the point are all that an integer loses."""
         if self.integer and (ndigits is None or ndigits >= 0):
             return self
-        digits = plain(ndigits)
+        digits = guarded_value(ndigits)
         if self.text is None or self.is_numpys:  # whose floats round in another way
             return self.fixed(round(self.cls(self.decide()), digits))
         return self.computed(round, Scalar(self.world, text=repr(digits), value=digits, node=digits))
@@ -269,13 +269,13 @@ def given_number(world: ScalarWorld, name: str, value: Any, node: torch.fx.Node)
     return symbolic(Scalar(world, text=name, value=known, node=node, integer=type(known) is int, is_numpys=is_numpys))
 
 
-def value_of(number: Any) -> Any:
+def unguarded_value(number: Any) -> Any:
     """What a number is in this call; nothing is guarded."""
     scalar = scalar_of(number)
     return number if scalar is None else scalar.value
 
 
-def plain(value: Any) -> Any:
+def guarded_value(value: Any) -> Any:
     """A symbolic number as it is in this call, which is guarded; anything else as it is."""
     scalar = scalar_of(value)
     if scalar is None:

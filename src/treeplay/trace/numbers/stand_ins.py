@@ -20,7 +20,7 @@ from treeplay.observe.lines import is_own_or_text
 from treeplay.trace.arrays import GivenArray, asks_for_types
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import is_float
-from treeplay.trace.signature.make import mentions
+from treeplay.trace.signature.make import has_symbol
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import PLAIN_DICTS
 from treeplay.values.location import Location
@@ -115,7 +115,7 @@ def check_numbers(run: TracedRun) -> None:
         number.place: guard.where
         for guard in reversed(fixed)
         for number in (*run.given, *run.varying)
-        if mentions(guard.expression, number.name)
+        if has_symbol(guard.expression, number.name)
     }
     for number in run.given:
         if number.place in where:

@@ -17,11 +17,11 @@ def bare(container: Any) -> Container:
     if is_a(container, collections.deque):
         return collections.deque(collections.deque.__iter__(container), container.maxlen)
     base = builtin_of(container)
-    copy: Container = base(entries(container) if is_a(container, dict) else base.__iter__(container))
+    copy: Container = base(dict_items(container) if is_a(container, dict) else base.__iter__(container))
     return copy
 
 
-def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
+def dict_items(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Keys and values in order."""
     return list(builtin_of(table).items(table))
 

@@ -11,7 +11,7 @@ from types import CodeType
 
 from treeplay.guards.reads.names import steps_by_line
 from treeplay.guards.reads.reads import Reads
-from treeplay.observe.lines import is_own, is_users
+from treeplay.observe.lines import is_user_file, is_users
 from treeplay.trace.restore.whose import CHANGES, STORES_OF_ITEMS, WRITES
 from treeplay.values.kinds import table_of
 from treeplay.values.location import Location
@@ -30,7 +30,7 @@ def line_of_change(place: Place, reads: Reads) -> Location | None:
         if where is not None:
             return where
     ran = (reads.code or {}).values()
-    code = [one for one in ran if is_own(one.co_filename)] or [one for one in ran if is_users(one.co_filename)]
+    code = [one for one in ran if is_user_file(one.co_filename)] or [one for one in ran if is_users(one.co_filename)]
     names = list(_names(place))
     for at, name in enumerate(names):
         for one in code:

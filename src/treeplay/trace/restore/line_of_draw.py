@@ -14,10 +14,10 @@ from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
 from treeplay.guards.entries import content_of
-from treeplay.guards.reads.functions import function_of, functions_with
+from treeplay.guards.reads.functions import function_with_code, functions_with
 from treeplay.guards.reads.names import steps_by_line
 from treeplay.guards.reads.reads import Reads
-from treeplay.observe.lines import is_own, is_users
+from treeplay.observe.lines import is_user_file, is_users
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
@@ -30,7 +30,7 @@ def line_of_draw(generator: Any, reads: Reads) -> Location | None:
     """Where the run used a generator, as far as can be told."""
     # The user's own first, then that of libraries.
     code = [one for one in (reads.code or {}).values() if is_users(one.co_filename)]
-    code.sort(key=lambda one: not is_own(one.co_filename))
+    code.sort(key=lambda one: not is_user_file(one.co_filename))
     names = {one: _names_of(one) for one in code}
     for is_told in (True, False):
         for one in code:
@@ -42,7 +42,7 @@ def line_of_draw(generator: Any, reads: Reads) -> Location | None:
 
 def _names_of(code: CodeType) -> Mapping[str, Any]:
     """What the names of a function stand for, but for its local variables."""
-    function = function_of(code) or next(iter(functions_with([code])), None)
+    function = function_with_code(code) or next(iter(functions_with([code])), None)
     if function is None:
         return {}
     cells = zip(code.co_freevars, function.__closure__ or (), strict=False)

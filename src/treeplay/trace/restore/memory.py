@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.memory import BUFFERS, base_of, held, size_of, text_of
+from treeplay.guards.memory import BUFFERS, buffer_class, buffer_content, held, size_of
 from treeplay.torch_seam.fakes import has_data
 from treeplay.torch_seam.scripts import ScriptModule, attributes_of, set_attribute
 from treeplay.trace.restore.bare import fill
@@ -163,7 +163,7 @@ def _fill_environment(environment: Any, before: dict[str, str]) -> None:
 
 
 def _fill_buffer(buffer: Any, text: Any, position: int) -> None:
-    base, now = base_of(buffer), text_of(buffer)
+    base, now = buffer_class(buffer), buffer_content(buffer)
     if now != text and base is io.BytesIO and len(now) == len(text):
         with base.getbuffer(buffer) as view:  # which somebody else may have one of: nothing else can be written then
             view[:] = text

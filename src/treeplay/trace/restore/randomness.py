@@ -112,6 +112,6 @@ def device_drawn_on(arguments: Sequence[Any]) -> torch.device:
     )
 
 
-def is_own(generator: torch.Generator) -> bool:
+def is_user_generator(generator: torch.Generator) -> bool:
     """Whether a generator is the user's, not one that torch has for a device."""
     return all(address_of(generator) != address_of(known) for known in default_generators())

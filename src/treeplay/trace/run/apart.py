@@ -23,7 +23,7 @@ from treeplay.observe.lines import user_location
 from treeplay.torch_seam.casts import is_cast_inside, note_casts
 from treeplay.torch_seam.fakes import device_of
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_made_of_others, name_of
+from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_made_of_others, operator_name
 from treeplay.torch_seam.schemas import leaves_of, returns_view
 
 
@@ -57,7 +57,7 @@ class TakesApart(TorchDispatchMode):
         if not is_cast_inside(func):
             return func(*args, **(kwargs or {}))
         if (unfit := why_not_taken_apart(func)) is not None:
-            raise Refusal.of(name_of(func), *unfit, user_location())
+            raise Refusal.of(operator_name(func), *unfit, user_location())
         with self:
             return by_others(func, args, kwargs or {})
 

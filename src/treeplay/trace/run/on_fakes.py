@@ -126,7 +126,7 @@ def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Loca
         args, kwargs = with_leaves(lambda leaf: None if isinstance(leaf, torch.Generator) else leaf, (args, {**kwargs}))
     try:
         with rule_of(tape.fake_mode, args, kwargs):
-            return _new_where_told(func, func(*args, **kwargs), args, kwargs)
+            return _new_by_schema(func, func(*args, **kwargs), args, kwargs)
     except DataDependentOutputException:
         raise tape.refuse(
             spoken_name(func), "its result is a Python value that depends on data", KEEP_ON_DEVICE, where
@@ -147,7 +147,7 @@ def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Loca
         ) from None
 
 
-def _new_where_told(func: Any, out: Any, args: Any, kwargs: Any) -> Any:
+def _new_by_schema(func: Any, out: Any, args: Any, kwargs: Any) -> Any:
     """What an operator's rule gives, but a tensor of its own where the schema says so and the rule gives back an argument:
     autograd would give the program's own tensor a history."""
     results = out if isinstance(out, (list, tuple)) else (out,)

@@ -41,7 +41,7 @@ from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
 from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_numbers
-from treeplay.trace.numbers.scalars import Scalar, given_number, plain, scalar_of, symbolic
+from treeplay.trace.numbers.scalars import Scalar, given_number, guarded_value, scalar_of, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
 from treeplay.trace.run.apart import taken_apart
@@ -292,4 +292,4 @@ Tracer.__torch_dispatch__ = inspect.unwrap(Tracer.__torch_dispatch__)  # type: i
 def _with_plain_numbers(value: Any) -> Any:
     if not any(scalar_of(leaf) is not None for leaf in leaves_of(value)):
         return value
-    return with_leaves(plain, value)
+    return with_leaves(guarded_value, value)

@@ -59,7 +59,7 @@ def make_signature(
         dataclasses.replace(
             number,
             is_input=number.name in read,
-            is_exact=number.is_exact or any(mentions(text, number.name) for text in stored),
+            is_exact=number.is_exact or any(has_symbol(text, number.name) for text in stored),
         )
         for number in (*run.numbers, *run.given)
     )
@@ -134,7 +134,7 @@ def stays_true(holder: Any, name: str, label: str) -> Watch:
     return Watch(root(holder, label).child(How.ATTRIBUTE, holder, name, label), True)
 
 
-def mentions(text: str, name: str) -> bool:
+def has_symbol(text: str, name: str) -> bool:
     """Whether an expression over symbolic numbers has one of this name in it."""
     return re.search(rf"\b{name}\b", text) is not None
 

@@ -14,7 +14,7 @@ from typing import Any
 from treeplay.errors import Refusal
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.numbers.stand_ins import check_numbers, not_inputs, refuse_arrays
-from treeplay.trace.signature.make import make_signature, mentions
+from treeplay.trace.signature.make import has_symbol, make_signature
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
 from treeplay.trace.signature.slots import find_writes
@@ -29,7 +29,7 @@ from treeplay.values.signature import Kind, Number
 def _is_used(number: Number, run: TracedRun) -> bool:
     """Whether the run has computed or branched with a number of the state."""
     (node,) = (node for node in run.tracer.tape.graph.find_nodes(op="placeholder") if node.target == number.name)
-    return bool(node.users) or any(mentions(text, number.name) for text in run.tracer.world.guards)
+    return bool(node.users) or any(has_symbol(text, number.name) for text in run.tracer.world.guards)
 
 
 def _take_in_arguments_in_state(run: TracedRun) -> None:

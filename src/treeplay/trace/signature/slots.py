@@ -10,7 +10,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.shown import shown
-from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, value_of
+from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, unguarded_value
 from treeplay.trace.restore.contents import Change
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.signature.references import References
@@ -47,7 +47,7 @@ def find_writes(
                 opens = results.found.is_new if _is_untouched(change.before, snapshot.reads) else None
                 writes.append(_write(change, results, opens, is_read_anew=_is_read_anew(change, inputs)))
         except Refusal as refusal:
-            refusals.append((_is_count(change.before, value_of(change.after)), refusal))
+            refusals.append((_is_count(change.before, unguarded_value(change.after)), refusal))
     if refusals:
         raise _told(refusals, snapshot, inputs)
     return tuple(writes)
@@ -104,7 +104,7 @@ def _is_read_anew(change: Change, inputs: Mapping[Place, Number]) -> bool:
 def _counted(snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Iterator[Trail]:
     """The ways to places that are no inputs yet, of numbers instead of which there are others now."""
     for change in snapshot.changes():
-        after, trail = value_of(change.after), change.place.trail
+        after, trail = unguarded_value(change.after), change.place.trail
         # A symbol is another one also where it happens to be the same number today.
         is_other = change.after is not change.before and may_be_input(change.before) and may_be_input(after)
         if is_other and change.place not in inputs and trail is not None:
@@ -164,10 +164,10 @@ def _write(change: Change, results: References, opens: LeafTest | None, *, is_re
         or _is_made_alike(before, after)
     ):
         return Write(change.place, results.value(after))
+    to = shown(unguarded_value(change.after))
     raise results.refuse(
         str(change.place),
-        f"the program changes a Python value from {shown(change.before)} to {shown(value_of(change.after))} on each call, "
-        "and a replay runs no Python",
+        f"the program changes a Python value from {shown(change.before)} to {to} on each call, and a replay runs no Python",
         "change it outside of the program, or keep it in a tensor",
         may_pass=True,
     )

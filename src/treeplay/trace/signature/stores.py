@@ -36,18 +36,20 @@ def put_back_stores(run: TracedRun) -> None:
     need not assign it."""
     known, kept = _places_known(run), {id(value) for value in run.found.kept}
     for key, noted in run.reads.objects.items():
-        if key in kept or isinstance(noted.object, ModuleType):
-            for name, before in noted.assigned.items():
-                if known(noted.object, name):
-                    continue
-                if entry_of(noted.object, name) is not before:
-                    _put_back(noted.object, name, before)
+        is_module = isinstance(noted.object, ModuleType)
+        if key not in kept and not is_module:
+            continue
+        for name, before in noted.assigned.items():
+            if known(noted.object, name):
+                continue
+            if entry_of(noted.object, name) is not before:
+                _put_back(noted.object, name, before)
+                run.unseen.append((noted.object, name))
+            elif is_module and not is_setting(noted.object, name):
+                if _is_for_each_call(noted, name, run):
+                    noted.read.setdefault(name)
+                else:
                     run.unseen.append((noted.object, name))
-                elif isinstance(noted.object, ModuleType) and not is_setting(noted.object, name):
-                    if _is_for_each_call(noted, name, run):
-                        noted.read.setdefault(name)
-                    else:
-                        run.unseen.append((noted.object, name))
 
 
 def check_unseen_stores(findings: Findings, run: TracedRun) -> None:

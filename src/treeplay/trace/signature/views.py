@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.autograd import shares_version, was_taken_with_gradients
-from treeplay.torch_seam.tensors import base_of
+from treeplay.torch_seam.tensors import view_base
 from treeplay.values.memory import Extent, OutputMemory, view_of
 from treeplay.values.output import Fresh, SameAsInput, View
 from treeplay.values.signature import Ref
@@ -45,7 +45,7 @@ class ViewReferences:
         """The reference to a tensor that lies in `extent`, by its memory, with what autograd makes of it. `whole` and None: as
         `OutputMemory.ref` has them."""
         is_leaf = tensor.requires_grad and tensor.grad_fn is None
-        base = base_of(tensor)
+        base = view_base(tensor)
         seen = self._autograds_view(tensor, base, extent, inputs) if base is not None else None
         ref = seen or self.memory.ref(extent, whole)
         if ref is None:
@@ -70,7 +70,7 @@ class ViewReferences:
         of both. None where `base` is not of this run."""
         of: Ref | None = None
         for index in self._owners(extent):
-            if base is inputs[index] or base is base_of(inputs[index]):
+            if base is inputs[index] or base is view_base(inputs[index]):
                 of, at, base = SameAsInput(index), self.memory.inputs[index], inputs[index]
                 break
         else:

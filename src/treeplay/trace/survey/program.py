@@ -39,7 +39,7 @@ from treeplay.guards.entries import behind_proxy, results_in
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.layers import global_hook_tables, hooks_but_ours
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.trace.restore.bare import entries
+from treeplay.trace.restore.bare import dict_items
 from treeplay.trace.restore.memory import ENVIRONMENT
 from treeplay.trace.survey.found import GONE, Survey
 from treeplay.trace.survey.functions import SurveyedFunctions
@@ -159,7 +159,7 @@ def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> Non
             walk.enter(value, place.child(How.ITEM, attributes, name, f"{place}.{name}"), needs | {name})
     if is_a(values, dict):
         many = DATA if len(values) > _MOST_KEYED else ALWAYS
-        for key, value in entries(values):
+        for key, value in dict_items(values):
             shown = repr(key) if is_a(key, (str, int)) else f"<{type(key).__name__}>"
             needed = needs | {ItemName(key)} | many if is_a(key, str) and is_a(value, PLAIN) else needs
             walk.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.numbers.scalars import plain, scalar_of
+from treeplay.trace.numbers.scalars import guarded_value, scalar_of
 
 _NAMES = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
@@ -60,6 +60,6 @@ def with_numbers_decided(operator: Any, args: Sequence[Any], kwargs: dict[str, A
         return kwargs
     if any(param.device.type != "cpu" for param in args[0]):
         stays = "lr" if operator in RATE_AS_A_TENSOR else None
-        return {name: value if name == stays else plain(value) for name, value in kwargs.items()}
+        return {name: value if name == stays else guarded_value(value) for name, value in kwargs.items()}
     decay = kwargs["weight_decay"]
     return {**kwargs, "weight_decay": decay if scalar_of(decay) is None or decay else 0.0}

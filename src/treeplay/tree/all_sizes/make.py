@@ -21,7 +21,7 @@ from treeplay.values.plan import Plan
 from treeplay.values.signature import Signature
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.wrap.ambience import Ambience
-from treeplay.wrap.emit import CallParts, emit_call
+from treeplay.wrap.emit import CallParts, emit_recording_call
 from treeplay.wrap.found import current_inputs
 from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
@@ -74,7 +74,7 @@ def _write(
     recording.signature = replace(recording.signature, sizes=asked)
     # Nothing is written, and nothing drawn: a call whose operators fail runs as it is.
     parts = CallParts(run=_without_numbers(run), check=check, back=TakeBack(ToKeep(), ()))
-    return emit_call(recording.signature, ambience, parts, name=f"call {name} for all sizes")
+    return emit_recording_call(recording.signature, ambience, parts, name=f"call {name} for all sizes")
 
 
 def _without_numbers(run: Boxed) -> Callable[[list[Any], Sequence[float]], Sequence[torch.Tensor]]:

@@ -17,7 +17,7 @@ import torch
 
 from treeplay.trace.call import Call
 from treeplay.tree.all_sizes.trial import SizesTrial
-from treeplay.tree.keys.key import Key, describe, kind_of
+from treeplay.tree.keys.key import Key, arguments_text, key_by_class
 from treeplay.tree.table import Entry, Recording
 from treeplay.values.spec import ANY_SIZE, TensorSpec
 from treeplay.values.structure import paths
@@ -48,7 +48,7 @@ class ChangingSizes:
         """What is common to this key and those of other sizes, and which sizes change; None for a call without tensors, or with
         an object that counts as itself."""
         shapes = {at: leaf.shape for at, leaf in enumerate(_leaves(key)) if type(leaf) is TensorSpec}
-        if not shapes or kind_of(key) is not None:
+        if not shapes or key_by_class(key) is not None:
             return None
         sizeless = _sizeless(key)
         first = self._first.setdefault(sizeless, shapes)
@@ -105,7 +105,7 @@ def on_the_cpu(call: Call) -> bool:
 
 def described(call: Call, changing: Mapping[int, frozenset[int]]) -> dict[str, str]:
     """The call's arguments by name, as text, with `any` for sizes that change."""
-    told: dict[str, Any] = describe(call)
+    told: dict[str, Any] = arguments_text(call)
     for name, at in zip(told, range(len(paths(call.structure))), strict=True):
         if at in changing:
             spec = TensorSpec.of(call.leaves[at])

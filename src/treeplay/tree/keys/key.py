@@ -129,7 +129,7 @@ def values_in_objects(call: Call) -> dict[str, Any]:
     return {as_written(path): leaf for at, (path, leaf) in named if at in of_objects and is_a(leaf, PLAIN)}
 
 
-def kind_of(key: Key) -> Key | None:
+def key_by_class(key: Key) -> Key | None:
     """A key with its class in the place of each object that counts as itself; None if there is none."""
     kind = _by_class(key.arguments)
     return key._replace(arguments=kind) if kind != key.arguments else None
@@ -158,7 +158,7 @@ def _exact(structure: Leaf | Structure) -> Hashable:
     return exact_key(structure.cls), exact_key(structure.keys), parts, structure.rest, structure.most
 
 
-def describe(call: Call) -> dict[str, str]:
+def arguments_text(call: Call) -> dict[str, str]:
     """The call's arguments by name, as text."""
     parts = {}
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
@@ -169,7 +169,7 @@ def describe(call: Call) -> dict[str, str]:
 
 def label_of(call: Call) -> str:
     """The call's arguments on one line."""
-    return as_line(describe(call))
+    return as_line(arguments_text(call))
 
 
 def as_line(arguments: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.trace.call import Call, call_of
 from treeplay.tree.decide import KeyPhase
-from treeplay.tree.keys.key import Key, describe, has_fakes, kind_of, make_key, varying
+from treeplay.tree.keys.key import Key, arguments_text, has_fakes, key_by_class, make_key, varying
 from treeplay.tree.keys.numbers import VaryingNumbers
 from treeplay.tree.keys.state_numbers import StateNumbers
 from treeplay.tree.keys.strangers import Stranger, Strangers
@@ -53,7 +53,7 @@ class Keys:
     def find(self, call: Call) -> tuple[Key, Entry]:
         """The key of a call, and its entry: a new one is in no table yet. Raises `Refusal` for arguments that have no key."""
         key = make_key(call)
-        if self._passing and (kind := kind_of(key)) is not None and kind in self._passing:
+        if self._passing and (kind := key_by_class(key)) is not None and kind in self._passing:
             key = kind
         entry = self._table.get(key) or Entry({})
         return key, entry
@@ -61,7 +61,7 @@ class Keys:
     def admit(self, entry: Entry, key: Key, call: Call) -> bool:
         """Have a new entry in the table, if there is a place and the budget is for it. A key that is not admitted is told from
         the others, once."""
-        kind = kind_of(key)
+        kind = key_by_class(key)
         mark = hash(key if kind is None else kind)
         stranger = self._strangers.of(mark)
         has_place = self._has_place(stranger)
@@ -73,7 +73,7 @@ class Keys:
         self._strangers.came(mark, self._table.uses)
         if not self._has_told_of_strangers:
             self._has_told_of_strangers = True
-            calls = [*(other.arguments for other in self._table), describe(call)]
+            calls = [*(other.arguments for other in self._table), arguments_text(call)]
             why, setting = (
                 (f"recording each would take more than {settings.compile_budget:.0%} of the time", "compile_budget")
                 if has_place
@@ -131,11 +131,11 @@ class Keys:
         """Whether a new entry differs only by objects that hold tensors from one whose objects came once: batches, it seems.
 
         From now on objects of their classes count as what they hold."""
-        kind = kind_of(key)
+        kind = key_by_class(key)
         if kind is None:
             return False
         others = [(other, at) for other, at in self._table.items() if at is not entry and isinstance(other, Key)]
-        once = [other for other, at in others if at.phase is KeyPhase.OBSERVED and kind_of(other) == kind]
+        once = [other for other, at in others if at.phase is KeyPhase.OBSERVED and key_by_class(other) == kind]
         if not once:
             return False
         batches = {type(leaf) for leaf in call.leaves if may_open(leaf) and holds_tensors(leaf)}
@@ -166,11 +166,12 @@ class Keys:
         """Whether an object among the arguments has been another one in each of many calls, none of them twice.
 
         Then its calls share the new entry, from now on."""
-        kind = kind_of(key)
+        kind = key_by_class(key)
         most = min(_MOST_OBJECTS, settings.max_recordings_per_program)
         if kind is None or len(self._table) + self._strangers.of(hash(kind)).times < most:
             return False
-        if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in self._table.items()):  # type: ignore[arg-type]
+        entries = self._table.items()
+        if any(at.phase is not KeyPhase.OBSERVED or key_by_class(other) != kind for other, at in entries):  # type: ignore[arg-type]
             return False
         self._table.clear()
         self._strangers.clear()
@@ -179,5 +180,5 @@ class Keys:
         return True
 
     def _enter(self, entry: Entry, key: Key, call: Call) -> None:
-        entry.arguments = describe(call)
+        entry.arguments = arguments_text(call)
         self._table.put(key, entry)

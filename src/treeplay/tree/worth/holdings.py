@@ -52,7 +52,7 @@ class Holding:
         recording, entry, cache = self._recording(), self._entry(), self._cache()
         if recording is None or entry is None or cache is None:
             return now
-        return noted(entry, now, warm_calls=cache.warm_calls if cache.last is recording else 0)
+        return note_calls(entry, now, warm_calls=cache.warm_calls if cache.last is recording else 0)
 
     def let_go(self, own: Any) -> None:
         """Drop it, if nobody launches it just now. `own`: the lock of the program that asks for room."""
@@ -78,7 +78,7 @@ class Holding:
                 lock.release()
 
 
-def noted(entry: Entry, now: int, *, warm_calls: int = 0) -> int:
+def note_calls(entry: Entry, now: int, *, warm_calls: int = 0) -> int:
     """Note an entry's calls since it was last looked at, when there had been so many of all entries; how many there are now."""
     calls = entry.calls + warm_calls
     times, entry.calls_noted = max(0, calls - entry.calls_noted), calls
@@ -121,7 +121,7 @@ class Holdings:
     def admits(self, entry: Entry) -> bool:
         """Whether a key whose recording went is worth another one by now."""
         with self._lock:
-            self._now = noted(entry, self._now)
+            self._now = note_calls(entry, self._now)
             self._look()
             stay = dearer(entry.use, {held.use for held in self._held if held.nbytes}, self._now)
             return not stay or bytes_together([*stay, entry.use]) <= limit()

@@ -26,11 +26,11 @@ from treeplay.wrap.aot.plan.layouts import reshaped_and_back
 from treeplay.wrap.aot.plan.names import names_of
 from treeplay.wrap.aot.plan.planning import plan_call
 from treeplay.wrap.aot.plan.shared_results import with_common_values
-from treeplay.wrap.aot.plan.subclass_rules import explained
+from treeplay.wrap.aot.plan.subclass_rules import in_user_terms
 from treeplay.wrap.aot.tracing.capture import captured
-from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
-from treeplay.wrap.aot.tracing.later import forward_writes, take_out
-from treeplay.wrap.aot.tracing.probe import apart, written_by
+from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal_to_wrap
+from treeplay.wrap.aot.tracing.later import forward_writes, take_writes_out
+from treeplay.wrap.aot.tracing.probe import apart, probe_writes
 
 
 def wrap_function(
@@ -61,7 +61,7 @@ def wrap_function(
                     return built
             task = better  # outside of the trace, whose modes would see what the next one makes
     except Refusal as error:
-        raise explained(_located(error, function)) from error.__cause__  # it may be `error` itself
+        raise in_user_terms(_located(error, function)) from error.__cause__  # it may be `error` itself
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _task(
     given, samples = samples, [fakes.waited(sample) for sample in samples]
     awaited = tuple(k for k, (one, other) in enumerate(zip(given, samples, strict=True)) if one is not other)
     if any(isinstance(sample, torch.SymInt) for sample in samples):
-        raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
+        raise refusal_to_wrap("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
     for name, sample in zip(names, samples, strict=True):
         if sample is not None and not isinstance(sample, torch.Tensor | int | float | bool):
             raise UsageError(
@@ -156,7 +156,7 @@ def _task(
             )
     arrangement, any_write = Arrangement(len(samples)), False
     if needs_arrangement(samples):
-        written, any_write = written_by(function, samples, names)
+        written, any_write = probe_writes(function, samples, names)
         arrangement = arrange(samples, names, written, any_write=any_write)
     return _Task(function, samples, names, compilers, arrangement, any_write, is_checked, repeat, awaited)
 
@@ -202,7 +202,7 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
         again = HigherDerivatives(
             repeat, wrap_function, plain, task.arrangement, mark=mark, is_fixed=task.repeat is None
         )
-    late = take_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
+    late = take_writes_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
     check_module(traced.graph, "the backward's writes were taken out")
     return load_training(traced, plan, late, compilers, again, lambda: task.autocast_without_effect(trace, mark))
 

@@ -19,7 +19,7 @@ from treeplay.torch_seam import flags
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.values.boxed import Boxed
-from treeplay.wrap.aot.calls.again import HigherDerivatives, Onward, origins_of, why_not
+from treeplay.wrap.aot.calls.again import HigherDerivatives, Onward, origins_of, why_not_recomputed
 from treeplay.wrap.aot.calls.first_call import Instead, first_call
 from treeplay.wrap.aot.calls.kept import kept_inputs, overwritten_inputs
 from treeplay.wrap.aot.calls.lazy_backward import Compiled, LazyBackward, RunFor, as_it_lies
@@ -80,7 +80,7 @@ def load_training(
         # A caller who stays in autocast for the backward may need its gradients computed from the inputs again.
         saved, is_every = saved_by(forward, plan), compilers.keeps_inputs or flags.is_any_autocast_enabled()
         kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)
-        why = compilers.why_once or why_not(traced, node, forward, kept)
+        why = compilers.why_once or why_not_recomputed(traced, node, forward, kept)
         if why is None and again is not None:
             node = dataclasses.replace(node, inputs=kept, draws=draws_of(forward))
         _mark_visible(forward, plan)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from treeplay.wrap.aot.calls.partial import groups_of, without_gradients
+from treeplay.wrap.aot.calls.partial import backward_groups, without_gradients
 from treeplay.wrap.aot.plan.facts import BackwardGroup
 from wrap.aot.oracle import wrapped
 
@@ -91,8 +91,8 @@ def chained(call: Any, a: Any, b: Any, g0: Any, g1: Any) -> list[Any]:
 
 
 def test_gradients_that_only_add_up_are_groups_of_their_own() -> None:
-    assert groups_of(graph_of(sums), 2) == (BackwardGroup((0,), (0,)), BackwardGroup((1,), (1,)))
-    assert groups_of(graph_of(chained), 2) == ()
+    assert backward_groups(graph_of(sums), 2) == (BackwardGroup((0,), (0,)), BackwardGroup((1,), (1,)))
+    assert backward_groups(graph_of(chained), 2) == ()
 
 
 def test_a_gradient_that_keeps_its_graph_is_no_constant() -> None:

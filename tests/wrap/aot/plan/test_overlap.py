@@ -7,7 +7,7 @@ import random
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from treeplay.wrap.aot.plan.overlap import overlap, span
+from treeplay.wrap.aot.plan.overlap import byte_span, overlap
 from wrap.aot.oracle import numbers
 
 
@@ -50,4 +50,4 @@ def test_W9_overlap_of_tensors_without_data() -> None:
     with FakeTensorMode():
         x = torch.empty(6, 4)
         assert overlap(x[:4], x[2:]) and not overlap(x[:3], x[3:])
-    assert span(numbers(4)[1:3]) == (4, 12)
+    assert byte_span(numbers(4)[1:3]) == (4, 12)

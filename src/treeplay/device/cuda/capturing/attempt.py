@@ -49,7 +49,7 @@ class Attempt:
         self.leave()
 
 
-def attempt(
+def attempt_capture(
     work: Work,
     tensors: Sequence[torch.Tensor],
     lane: Lane,
@@ -124,7 +124,7 @@ def _pool(lane: Lane, space: AddressSpace | None, *, is_apart: bool) -> tuple[Po
     """Where a capture allocates, and how to leave that."""
     if space is not None:
         return space.pool.token, partial(lane.close, space)
-    return (allocator.new_pool(), _nothing) if is_apart else (lane.enter(), lane.leave)
+    return (allocator.new_pool_token(), _nothing) if is_apart else (lane.enter(), lane.leave)
 
 
 def _nothing() -> None:

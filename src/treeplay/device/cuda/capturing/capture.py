@@ -78,7 +78,7 @@ def capturing(
     try:
         yield
     except BaseException as error:
-        failure = broken.explained(error)
+        failure = broken.broken_capture(error)
         # Steps run last first: the capture's stream is made current before anything is ended on it.
         undo.add("abandoning the capture", capture.abandon)
         undo.add("returning to the capture's stream", capture.make_current)
@@ -109,7 +109,7 @@ class Capture:
         self.graph = graph
         self.index = index
         # A token of our own: torch does not tell that of a private pool before the capture has ended.
-        self.pool: Pool = pool if pool is not None else allocator.new_pool()
+        self.pool: Pool = pool if pool is not None else allocator.new_pool_token()
         self.error_mode = error_mode
         self.stream = torch.cuda.current_stream(index)
         self._others = allocations_elsewhere(index)
@@ -179,13 +179,13 @@ class Capture:
         stream = self.stream.cuda_stream
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is empty
-            driver.end_capture(stream)
+            driver.drop_capture(stream)
             driver.begin_capture(stream)
             allocator.end_capture(self.graph)
 
     def _leave(self) -> None:
         if driver.is_capturing(self.stream.cuda_stream):
-            driver.end_capture(self.stream.cuda_stream)
+            driver.drop_capture(self.stream.cuda_stream)
 
     def _undo_begin(self, error: BaseException) -> None:
         steps = Teardown()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treeplay.device.cuda.capturing.attempt import Attempt, attempt
+from treeplay.device.cuda.capturing.attempt import Attempt, attempt_capture
 from treeplay.device.cuda.capturing.decoys import make_decoys
 from treeplay.device.cuda.capturing.history import device_ranges
 from treeplay.device.cuda.lane import Lane
@@ -122,7 +122,7 @@ def _capture_and_prove(
             others.append(_other(work, [*elsewhere, *own], lane, found, movable, shapes, space))
         seconds["proof"] = time.perf_counter() - before
         before = time.perf_counter()
-        made = attempt(
+        made = attempt_capture(
             work,
             [*given, *own],
             lane,
@@ -161,7 +161,7 @@ def _other(
     space: AddressSpace | None,
 ) -> CaptureNotes:
     """What a capture shows whose tensors and memory lie elsewhere. It is dropped before the next one begins."""
-    made = attempt(
+    made = attempt_capture(
         work,
         tensors,
         lane,

@@ -147,7 +147,7 @@ def _parts(
         ),
         copied=tuple(Copied(at, buffer, at in work.mutated) for at, buffer in captured.buffers.items()),
         results=tuple(output(at, result) for at, result in enumerate(results)),
-        align=aligned,
+        align=aligned_copy,
         boxing=work.boxing,
         block=_block(work.block, results, mover),
     )
@@ -187,7 +187,7 @@ def lazily(make: Callable[[], Move]) -> Move:
     return move
 
 
-def aligned(tensor: torch.Tensor, residue: int, modulus: int) -> torch.Tensor:
+def aligned_copy(tensor: torch.Tensor, residue: int, modulus: int) -> torch.Tensor:
     """A copy of `tensor` at an address that leaves `residue` when divided by `modulus`."""
     spec = TensorSpec.of(tensor)
     room = torch.empty(spec.nbytes + modulus + tensor.element_size(), dtype=torch.uint8, device=tensor.device)

@@ -45,10 +45,10 @@ class Workspace:
     def _is_in(self, node: GraphNode) -> bool:
         if isinstance(node, Other):
             return node.is_opaque
-        return any(mentions(buffer, self.start, self.end) for buffer in node.buffers)
+        return any(holds_address(buffer, self.start, self.end) for buffer in node.buffers)
 
 
-def mentions(buffer: bytes, start: int, end: int) -> bool:
+def holds_address(buffer: bytes, start: int, end: int) -> bool:
     """Whether eight bytes anywhere in `buffer` are an address from `start` up to `end`."""
     # A workspace is small, so few values of the upper five bytes occur: each is searched for, instead of a loop over words.
     for high in range(start >> 24, (end - 1 >> 24) + 1):
@@ -97,7 +97,7 @@ class Workspaces:
             return None
         stream = torch.cuda.current_stream(index).cuda_stream
         spare = self._spare.pop((index, stream), None)
-        pool = spare.pool if spare is not None else allocator.new_pool()
+        pool = spare.pool if spare is not None else allocator.new_pool_token()
         allocator.begin_allocating_to_pool(index, pool)
         try:
             torch.cuda.current_blas_handle()

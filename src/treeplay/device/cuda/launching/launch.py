@@ -29,7 +29,7 @@ from treeplay.codegen import Source, tuple_of
 from treeplay.device.cuda.lane import Unplaced
 from treeplay.device.cuda.launching.inputs import write_inputs
 from treeplay.device.cuda.launching.parts import LaunchParts
-from treeplay.device.cuda.launching.results import write_copies, write_results
+from treeplay.device.cuda.launching.results import write_copies, write_launch_results
 from treeplay.device.cuda.launching.text import LaunchText
 from treeplay.device.protocol import InBlock
 from treeplay.errors import InternalError
@@ -52,7 +52,7 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
     # Written apart from the rest: only then is it known which names the launch keeps, which its first lines need.
     with text.aside() as before:
         write_inputs(text, parts)
-        write_results(text, parts)
+        write_launch_results(text, parts)
     boxing, block = parts.boxing, None if parts.block is None else "block"
     made = [f"out{at}" for at in range(len(parts.results))]
     outside = [name for at, name in enumerate(made) if not parts.is_inside(at)]

@@ -19,7 +19,7 @@ from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
 
-def write_results(text: LaunchText, parts: LaunchParts) -> None:
+def write_launch_results(text: LaunchText, parts: LaunchParts) -> None:
     """Lines for the results."""
     if parts.block is not None:
         _write_block(text, parts.block)

@@ -30,7 +30,7 @@ from treeplay.device.cuda.nodes.calls import (
     current_context,
     function,
 )
-from treeplay.device.cuda.nodes.reading import HOST, function_of, kind_of, packed_buffer, param_sizes, params_of
+from treeplay.device.cuda.nodes.reading import HOST, kernel_function, node_kind, packed_buffer, param_sizes, params_of
 from treeplay.errors import InternalError
 
 _ALIGNMENT = 64
@@ -85,7 +85,7 @@ _KERNEL_CALLS = Calls("cuGraphKernelNodeSetParams_v2", "cuGraphExecKernelNodeSet
 
 def own_node(handle: int, sizes_of: Callable[[int], tuple[int, ...]] = param_sizes) -> OwnNode:
     """A node of a graph with a copy of its parameters. `sizes_of` a function's parameters may remember what it was asked."""
-    kind = kind_of(handle)
+    kind = node_kind(handle)
     if kind == KERNEL:
         return _own_kernel(handle, sizes_of)
     if kind == MEMCPY:
@@ -104,7 +104,7 @@ def _own_kernel(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnN
         marks = (c_void_p * 5)(PACKED_BUFFER, start[0], PACKED_SIZE, addressof(size), None)
         params.params, params.extra = None, addressof(marks)
         return OwnNode(handle, _KERNEL_CALLS, params, start, (memory, size, marks))
-    sizes = sizes_of(function_of(params))
+    sizes = sizes_of(kernel_function(params))
     theirs = (c_void_p * len(sizes)).from_address(params.params or 0)
     memory, starts = _copy_of([(pointer or 0, size) for pointer, size in zip(theirs, sizes, strict=True)])
     pointers = (c_void_p * len(sizes))(*starts)

@@ -60,7 +60,7 @@ def handles_of(graph: int) -> list[int]:
 
 def read_node(handle: int, shapes: Shapes) -> GraphNode:
     """One node. `shapes` remembers names and sizes of parameters by function."""
-    kind = kind_of(handle)
+    kind = node_kind(handle)
     if kind == KERNEL:
         return read_kernel(handle, shapes)
     if kind == MEMCPY:
@@ -70,7 +70,7 @@ def read_node(handle: int, shapes: Shapes) -> GraphNode:
     return Other(KINDS.get(kind, f"node of kind {kind}"))
 
 
-def kind_of(handle: int) -> int:
+def node_kind(handle: int) -> int:
     """What kind of node it is, as the driver numbers kinds."""
     kind = c_int()
     call("cuGraphNodeGetType", handle, byref(kind))
@@ -87,9 +87,9 @@ def params_of(handle: int, kind: type[P]) -> P:
 def read_kernel(handle: int, shapes: Shapes) -> Kernel:
     """A kernel node with the bytes of its parameters."""
     params = params_of(handle, KernelParams)
-    called = function_of(params)
+    called = kernel_function(params)
     if called not in shapes:
-        shapes[called] = name_of(called), param_sizes(called)
+        shapes[called] = kernel_name(called), param_sizes(called)
     name, sizes = shapes[called]
     packed = packed_buffer(params)
     if packed is not None:
@@ -135,7 +135,7 @@ def read_memset(handle: int) -> Memset:
     return Memset(params.destination, params.value, params.element_bytes, params.width, params.height, params.pitch)
 
 
-def function_of(params: KernelParams) -> int:
+def kernel_function(params: KernelParams) -> int:
     """The handle of the function that a kernel node launches."""
     if params.func:
         return int(params.func)
@@ -144,7 +144,7 @@ def function_of(params: KernelParams) -> int:
     return found.value or 0
 
 
-def name_of(called: int) -> str:
+def kernel_name(called: int) -> str:
     """The (mangled) name of a function."""
     name = c_char_p()
     call("cuFuncGetName", byref(name), called)

@@ -28,7 +28,7 @@ from treeplay.torch_seam.flags import AutocastDtypes
 from treeplay.torch_seam.operators import CHECKS
 from treeplay.trace.restore.surroundings import autocast_cache_apart
 from treeplay.values.refusal import Reason
-from treeplay.wrap.aot.calls.kept import inputs_of
+from treeplay.wrap.aot.calls.kept import inputs_again
 from treeplay.wrap.aot.calls.opening import plain_gradient
 from treeplay.wrap.aot.calls.redrawn import drawn_again, has_own_generators, is_drawn_late
 from treeplay.wrap.aot.compilers import Compilers
@@ -81,7 +81,7 @@ _MOST_COPIED_BYTES = 2**24
 """What each call may copy of what it overwrites, should its backward be differentiated."""
 
 
-def why_not(traced: Traced, node: NodePlan, forward: torch.fx.GraphModule, kept: KeptInputs) -> str | None:
+def why_not_recomputed(traced: Traced, node: NodePlan, forward: torch.fx.GraphModule, kept: KeptInputs) -> str | None:
     """What keeps a function's gradients from being computed from its inputs again; None if nothing does."""
     if traced.subclasses is not None:
         return "it takes or returns tensors made of other tensors"
@@ -265,7 +265,7 @@ class Onward:
             ctx.why = self._why
             return None
         try:
-            inputs = inputs_of(ctx, self._node.inputs, may_differ=True)  # type: ignore[arg-type]
+            inputs = inputs_again(ctx, self._node.inputs, may_differ=True)  # type: ignore[arg-type]
         except Refusal as refusal:
             ctx.why = refusal.reason.why
             return None
@@ -281,7 +281,7 @@ class Onward:
                 _plain(gradient, tangent, k)
                 for k, (gradient, tangent) in enumerate(zip(came, self._node.tangents, strict=True))
             ]
-            inputs = inputs_of(ctx, self._node.inputs)  # type: ignore[arg-type]
+            inputs = inputs_again(ctx, self._node.inputs)  # type: ignore[arg-type]
             if not self._node.draws:
                 return tuple(self._again(self._node, self._origins, inputs, given))
             if ctx.states is None:

@@ -17,7 +17,7 @@ from treeplay.values.block import SavedLayout
 from treeplay.values.boxed import Boxed
 
 
-def opened(values: Sequence[Any], layout: SavedLayout, first: int) -> list[Any]:
+def open_block(values: Sequence[Any], layout: SavedLayout, first: int) -> list[Any]:
     """The values with each of those in the block as a tensor; in the list they begin at `first`."""
     block_at = first + layout.apart
     block, others = values[block_at], iter(values[first:block_at])
@@ -47,7 +47,7 @@ def from_block(run: Boxed, layout: SavedLayout, first: int) -> Boxed:
     a gradient is the user's, who may write to it, and would keep all that the forward saved."""
 
     def call(args: list[Any]) -> Sequence[Any]:
-        values = opened(args, layout, first)
+        values = open_block(args, layout, first)
         # By name: the memory may go as soon as the last value has been used.
         memory = StorageName(args[first + layout.apart])
         args.clear()

@@ -43,13 +43,13 @@ def first_call(graph: torch.fx.GraphModule, *, alias_check: AliasCheck, has_wrap
     if torch_context.wants_fakes_first():
         results: Any = graph.graph.output_node().args[0]
         return _fakes(tuple(item.meta["val"] if isinstance(item, torch.fx.Node) else item for item in results))
-    has_custom = any(is_custom(node.target) for node in graph.graph.nodes if node.op == "call_function")
+    has_custom = any(is_custom_operator(node.target) for node in graph.graph.nodes if node.op == "call_function")
     if not has_custom or has_wrappers or alias_check == "off":
         return None
     return _checked(is_error=alias_check == "raise")
 
 
-def is_custom(target: Any) -> bool:
+def is_custom_operator(target: Any) -> bool:
     """Whether a call's target is an operator that torch does not bring."""
     return isinstance(target, OpOverload) and target.namespace not in _TORCHS
 
@@ -87,7 +87,7 @@ class _CheckAliases(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if is_custom(func) and func not in self.found:
+        if is_custom_operator(func) and func not in self.found:
             shared = _shared(func, (args, kwargs or {}), result)
             if shared is not None:
                 self.found.add(func)

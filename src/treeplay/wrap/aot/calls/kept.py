@@ -83,7 +83,7 @@ def _statistics(node: torch.fx.Node) -> set[torch.fx.Node]:
     return {value for value in found if isinstance(value, torch.fx.Node)}
 
 
-def inputs_of(ctx: Any, kept: KeptInputs, *, may_differ: bool = False) -> list[Any]:
+def inputs_again(ctx: Any, kept: KeptInputs, *, may_differ: bool = False) -> list[Any]:
     """The inputs of a call, unchanged since, or as they were before it; raises torch's own errors, and `Refusal` where one is
     gone. `may_differ`: for whoever asks nothing of their contents."""
     saved = ctx.saved_tensors  # freed, or changed in place

@@ -20,7 +20,7 @@ from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.tensors import strided_copy
 from treeplay.values.block import SavedLayout
 from treeplay.values.boxed import Boxed
-from treeplay.wrap.aot.calls.block import from_block, lying_apart, opened
+from treeplay.wrap.aot.calls.block import from_block, lying_apart, open_block
 from treeplay.wrap.aot.compilers import follow
 
 _compiling = shared_lock()
@@ -152,7 +152,7 @@ class LazyBackward:
         if fitted is None or not fitted.takes(layout, values):
             fitted = self._fit_to_block(missing, layout, values, first)
         if fitted is None:
-            values[:] = opened(values, layout, first)
+            values[:] = open_block(values, layout, first)
             return self(values)
         values[:] = fitted.chosen(values)
         return fitted.run(values)
@@ -160,7 +160,7 @@ class LazyBackward:
     def _fit_to_block(
         self, missing: tuple[int, ...], layout: SavedLayout, values: Sequence[Any], first: int
     ) -> _FittedToBlock | None:
-        apart = opened(values, layout, first)
+        apart = open_block(values, layout, first)
         known = self._run.get(missing) if missing else self._whole
         fitted = known or self._compile_once(missing, lying_apart(apart, values[first + layout.apart]))
         given = [apart[k] for k in fitted.taken]

@@ -53,7 +53,7 @@ def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.T
     return torch.empty_strided(layout.shape, layout.stride, dtype=dtype, device=device).zero_()
 
 
-def laid_out(gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
+def gradient_in_layout(gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The gradient in the layout that the backward was traced with."""
     if gradient.layout is not torch.strided:
         return gradient

@@ -11,7 +11,7 @@ from treeplay.errors import UsageError
 from treeplay.torch_seam.fakes import waited
 from treeplay.torch_seam.modes import is_transformed, is_wrapper
 from treeplay.values.layout import Layout
-from treeplay.wrap.aot.calls.node import laid_out
+from treeplay.wrap.aot.calls.node import gradient_in_layout
 from treeplay.wrap.aot.calls.surroundings import transformed
 
 GradientPlace = tuple[int, str, str]
@@ -49,7 +49,7 @@ def as_kind(value: Any, kind: type, path: str) -> Any:
 def check_notes(value: Any, context: Any, path: str) -> None:
     """Refuse a call with a wrapper whose class notes something else than at the trace: the graph has it built in."""
     found = value.__tensor_flatten__()[1]
-    if not same(found, context):
+    if not is_same_note(found, context):
         raise UsageError(
             f"$.{path}: expected {_said(type(value))} with {context!r}, as traced, found {found!r}. Fix: wrap the "
             "function again for arguments with these notes"
@@ -60,7 +60,7 @@ def as_tangent(gradient: Any, kind: type, context: Any, place: GradientPlace) ->
     """A gradient of the class and with the notes that the backward was traced for, converted by its class if need be."""
     gradient = waited(gradient)
     is_kind = type(gradient) is kind
-    if is_kind and same(gradient.__tensor_flatten__()[1], context):
+    if is_kind and is_same_note(gradient.__tensor_flatten__()[1], context):
         return gradient
     convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
     converted = None if convert is None else convert(context) if is_kind else convert(context, kind)
@@ -80,10 +80,10 @@ def plain_gradient(gradient: Any, layout: Layout, place: GradientPlace) -> Any:
         gradient = converted
     if gradient.layout is torch.strided and gradient.stride() == layout.stride:
         return gradient.resolve_conj().resolve_neg()
-    return laid_out(gradient, layout)
+    return gradient_in_layout(gradient, layout)
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same_note(one: Any, other: Any) -> bool:
     """Whether two notes of a class are equal; what cannot be compared counts as equal."""
     try:
         return bool(one == other)

@@ -50,7 +50,7 @@ def without_gradients(
     return lazy_module(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
 
 
-def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:
+def backward_groups(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:
     """Which gradients meet where something saved is used, and what they need of it; empty where all of them do."""
     inputs = backward.graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents

@@ -8,7 +8,7 @@ from typing import Any
 from treeplay.errors import InternalError, UsageError
 from treeplay.torch_seam import aot, autograd
 from treeplay.values.boxed import Boxed
-from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 
 
 def transformed(place: str) -> UsageError:
@@ -37,7 +37,7 @@ def refuse_compiled_autograd() -> None:
     """Refuse a training plan while backwards are traced: the node has no graph to offer to such a trace."""
     if aot.is_autograd_compiled():
         why = "compiled autograd is on, and it cannot trace the backward of a compiled function"
-        raise refusal("wrap", why, None, "turn compiled autograd off: backwards are compiled here without it")
+        raise refusal_to_wrap("wrap", why, None, "turn compiled autograd off: backwards are compiled here without it")
 
 
 def refuse_backward_states(samples: Sequence[Any]) -> None:
@@ -46,4 +46,4 @@ def refuse_backward_states(samples: Sequence[Any]) -> None:
     if count > 1:
         raise InternalError(f"a function takes {count} backward states, expected at most 1")
     if count:
-        raise refusal("wrap", "a hook that runs in the backward needs compiled autograd", None)
+        raise refusal_to_wrap("wrap", "a hook that runs in the backward needs compiled autograd", None)

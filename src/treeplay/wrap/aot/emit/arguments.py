@@ -25,7 +25,7 @@ def write_arguments(text: PlanText) -> None:
     """Lines from the list of arguments as they were given to the one that the graph takes."""
     _checks(text)
     _copies(text)
-    subclasses.check_arguments(text, text.plan)
+    subclasses.write_wrapper_checks(text, text.plan)
     _bases(text)
     _apart(text)
     _versions(text)

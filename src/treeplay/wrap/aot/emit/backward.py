@@ -15,7 +15,7 @@ from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators
 from treeplay.wrap.aot.calls.saved_values import saved_of
 from treeplay.wrap.aot.emit import subclasses
-from treeplay.wrap.aot.emit.text import count_values, plain_gradient, run_graph, tokens
+from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens, write_plain_gradient
 from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan, Tangent, WrappedTangent
 
 
@@ -121,7 +121,7 @@ def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
         text.use(f"device{k}", tangent.device)
         text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
     place = text.use(f"place{k}", (k, "", tangent.where))
-    text.add(plain_gradient(text, f"grad{k}", tangent, place, layout=layout))
+    text.add(write_plain_gradient(text, f"grad{k}", tangent, place, layout=layout))
 
 
 def _refuse_surroundings(text: Writer, node: NodePlan) -> None:

@@ -29,7 +29,7 @@ from treeplay.wrap.aot.compilers import DirectCall
 from treeplay.wrap.aot.emit import subclasses
 from treeplay.wrap.aot.emit.arguments import write_arguments
 from treeplay.wrap.aot.emit.plan_text import PlanText
-from treeplay.wrap.aot.emit.results import write_results
+from treeplay.wrap.aot.emit.results import write_result_lines
 from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan
 
@@ -40,7 +40,7 @@ _WITH_GRADIENTS = (
 )
 
 
-def emit_call(plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None = None) -> Source:
+def emit_wrapper_call(plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None = None) -> Source:
     """The call function. `run` is the graph's callable, which takes one list, or `apply` of the plan's autograd function."""
     return _PlanEmitter(plan, run, direct=direct).written()
 
@@ -118,7 +118,7 @@ class _PlanEmitter(PlanText):
         else:
             self.training(self.plan.node)
         self.writes()
-        write_results(self, self.returned)
+        write_result_lines(self, self.returned)
 
     def keep(self) -> None:
         """Keep references to what the epilogue needs; everything else may die inside the graph."""

@@ -111,7 +111,7 @@ def _save_block(text: Writer, plan: CallPlan, node: NodePlan) -> None:
     last backward that may want it has run, or never will. Hooks of the user's see each value by itself."""
     text.use("SavedLayout", SavedLayout)
     text.use("saving_hooks", autograd.saving_hooks)
-    text.use("opened", block.opened)
+    text.use("opened", block.open_block)
     first = plan.returned_values + node.first_inner
     text.add("is_list = type(values) is list and len(values) > 0")
     text.add("ctx.layout = values.pop() if is_list and type(values[-1]) is SavedLayout else None")

@@ -15,7 +15,7 @@ from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.under_autocast import UnderAutocast
 from treeplay.wrap.aot.compilers import DirectCall, follow
 from treeplay.wrap.aot.emit.backward import emit_backward
-from treeplay.wrap.aot.emit.call import emit_call
+from treeplay.wrap.aot.emit.call import emit_wrapper_call
 from treeplay.wrap.aot.emit.forward import emit_forward
 from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan
 
@@ -48,7 +48,7 @@ def load_call(
             on_first_call(node_class.forward, instead)
         kept = (needs, _End(node_class.forward.__globals__))
         run, sources, instead = aot.apply_of(node_class), node_class.sources, None
-    source: Source = emit_call(plan, run, direct=direct)
+    source: Source = emit_wrapper_call(plan, run, direct=direct)
     call: Any = load_source(source)
     if plan.node is None:
         _follow(call, run)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 
 from treeplay.codegen import list_of
-from treeplay.codegen.idioms import GRAD_MODES, note_writes, switched, view_of
+from treeplay.codegen.idioms import GRAD_MODES, note_writes, switched, view_expression
 from treeplay.torch_seam import fakes, flags
 from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, View
 from treeplay.wrap.aot.calls import node as helpers
@@ -15,7 +15,7 @@ from treeplay.wrap.aot.emit.plan_text import PlanText
 _FEW = 4  # results that are named one by one, which takes less time than a copy of the list
 
 
-def write_results(text: PlanText, returned: Callable[[str], str]) -> None:
+def write_result_lines(text: PlanText, returned: Callable[[str], str]) -> None:
     """Lines from the graph's values to the results; `returned` gives the last of them."""
     named: dict[int, str] = {}
     again = {result.index for result in text.plan.results if isinstance(result, SameAsOutput)}
@@ -77,6 +77,6 @@ def _view(text: PlanText, k: int, view: View) -> str:
         made = f"view_in({memory}, {text.use(f'layout_of_view{k}', layout)})"
         text.use("view_in", helpers.view_in)
     else:
-        made = view_of(base, layout, is_whole=False)
+        made = view_expression(base, layout, is_whole=False)
     made += ".detach()" if view.is_detached else ""
     return made + (".requires_grad_()" if view.requires_grad else "")

@@ -14,14 +14,14 @@ from itertools import islice
 from treeplay.codegen import Writer, tuple_of
 from treeplay.torch_seam import modes
 from treeplay.wrap.aot.calls import node, opening
-from treeplay.wrap.aot.emit.text import plain_gradient
+from treeplay.wrap.aot.emit.text import write_plain_gradient
 from treeplay.wrap.aot.plan.facts import CallPlan, WrappedTangent
 from treeplay.wrap.aot.plan.subclasses import Wrapper, starts
 
 _FEW = 4
 
 
-def check_arguments(text: Writer, plan: CallPlan) -> None:
+def write_wrapper_checks(text: Writer, plan: CallPlan) -> None:
     """Wrappers where wrappers were traced, of the same class and with the same notes, and nowhere else.
 
     Copies are dropped from `args` by now, and no common base is made yet.
@@ -134,7 +134,7 @@ def _plain_parts(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]
     paths = tangent.wrapper.tensors(f"grad{k}")
     for path, part in zip(paths, tangent.parts, strict=True):
         at, place = path.replace(".", "_"), (k, path.removeprefix(f"grad{k}"), tangent.where)
-        yield plain_gradient(text, at, part, repr(place), layout=f"layout_{at}")
+        yield write_plain_gradient(text, at, part, repr(place), layout=f"layout_{at}")
 
 
 def _opening(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]:

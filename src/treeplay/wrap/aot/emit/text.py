@@ -31,7 +31,7 @@ def count_values(text: Writer, count: int, values: str = "values", place: str = 
     text.add(f"if len({values}) != {count}: raise wrong_count({count}, {values}, {place!r})")
 
 
-def plain_gradient(text: Writer, name: str, tangent: Tangent, place: str, *, layout: str) -> str:
+def write_plain_gradient(text: Writer, name: str, tangent: Tangent, place: str, *, layout: str) -> str:
     """The line that makes of the gradient in `name`, if one came, what the backward takes, which it mostly is.
 
     Compiled code and recordings read memory, and know nothing of the bits by which a tensor reads as that memory's conjugate or

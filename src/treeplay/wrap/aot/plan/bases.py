@@ -21,8 +21,8 @@ from treeplay.torch_seam.tensors import shares_storage, storage_of
 from treeplay.values.layout import Layout
 from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.facts import Base, CommonBase, Member
-from treeplay.wrap.aot.plan.overlap import overlap, span
-from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.plan.overlap import byte_span, overlap
+from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _is_plain(sample: Any) -> bool:
 def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], written: WrittenArguments) -> Base:
     def refuse(one: int, other: int, why: str) -> NoReturn:
         told = f"arguments `{names[one]}` and `{names[other]}` share memory, one of them is written, and {why}"
-        raise refusal("write", told, written.where)
+        raise refusal_to_wrap("write", told, written.where)
 
     recorded = {position: _base_of(samples[position]) for position in group}
     for position in group:
@@ -135,7 +135,7 @@ def _is_detached(sample: torch.Tensor, whole: torch.Tensor) -> bool:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a copy of a tensor, which traces make of what is written, lies in its own storage as the tensor in its."""
-    return tensor.storage_offset() == 0 and span(tensor)[1] == tensor.numel() * tensor.element_size()
+    return tensor.storage_offset() == 0 and byte_span(tensor)[1] == tensor.numel() * tensor.element_size()
 
 
 def _refuse_writes_past_autograd(members: Sequence[Member], written: WrittenArguments, refuse: Any) -> None:
@@ -153,7 +153,7 @@ def _member(position: int, sample: torch.Tensor, whole: torch.Tensor) -> Member:
 
 def _flat(samples: Sequence[Any], group: Sequence[int], written: WrittenArguments) -> Base:
     """A base from the start of the storage to the last byte of a member, in bytes where members differ in dtype."""
-    end = max(span(samples[position])[1] for position in group)
+    end = max(byte_span(samples[position])[1] for position in group)
     dtypes = _dtypes(samples, group)
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
     layout = Layout((end // dtype.itemsize,), (1,), 0)

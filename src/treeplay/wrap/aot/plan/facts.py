@@ -14,7 +14,7 @@ import torch
 
 from treeplay.values.layout import Layout
 from treeplay.values.output import Result
-from treeplay.wrap.aot.plan.subclasses import Opened, Wrapper, places, width
+from treeplay.wrap.aot.plan.subclasses import Opened, Wrapper, graph_positions, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +289,13 @@ class CallPlan:
 
     def places_of_inputs(self) -> list[range]:
         """For each of `inputs`, which inputs of the graph stand for it."""
-        return places(self.opened.arguments if self.opened is not None else (None,) * len(self.inputs), self.tokens)
+        return graph_positions(
+            self.opened.arguments if self.opened is not None else (None,) * len(self.inputs), self.tokens
+        )
 
     def places_of_values(self) -> list[range]:
         """For each of the values, which results of the graph stand for it."""
-        return places(self.opened.values if self.opened is not None else (None,) * self.values, self.tokens)
+        return graph_positions(self.opened.values if self.opened is not None else (None,) * self.values, self.tokens)
 
     def __str__(self) -> str:
         kind = "inference" if self.node is None else "training"

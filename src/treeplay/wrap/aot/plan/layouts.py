@@ -21,11 +21,11 @@ from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
 from treeplay.values.layout import Layout
 from treeplay.wrap.aot.plan.bases import layout_of
-from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
+from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal_to_wrap
 from treeplay.wrap.aot.tracing.probe import apart
 
 
-def fake_of(node: Any) -> Any:
+def fake_value(node: Any) -> Any:
     """What a node of a traced graph gives, without data. Numbers that are inputs have none; a number is itself."""
     return node.meta.get("val") if isinstance(node, torch.fx.Node) else node
 
@@ -34,7 +34,7 @@ def known_layout(tensor: torch.Tensor) -> Layout:
     """How a tensor lies whose sizes are known, or a refusal."""
     numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
     if not all(type(number) is int for number in numbers):
-        raise refusal("wrap", "a view or a gradient whose sizes are not known at the trace", None)
+        raise refusal_to_wrap("wrap", "a view or a gradient whose sizes are not known at the trace", None)
     return layout_of(tensor)
 
 
@@ -58,10 +58,10 @@ def new_layouts(facts: Any, seen: TraceFindings, samples: Sequence[Any], names: 
         if info.mutates_data and any(type(step).__name__.startswith(("as_strided", "resize")) for step in now.steps):
             # The graph returns what the new shape shows: writes to the rest would be lost.
             told = f"`{names[k]}` is written, and its shape changes in place to show another part of its memory"
-            raise refusal("write", told, seen.line())
+            raise refusal_to_wrap("write", told, seen.line())
         layout = layout_from(sample, now.steps)
         if layout.shape != now.size:
-            raise refusal("resize_", f"`{names[k]}` grows beyond its storage", seen.line())
+            raise refusal_to_wrap("resize_", f"`{names[k]}` grows beyond its storage", seen.line())
         before = known_layout(sample)
         if layout != before:
             found[k] = replace(layout, offset=layout.offset - before.offset)

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.torch_seam.fx import base_of
+from treeplay.torch_seam.fx import base_node
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.values.output import values_used
-from treeplay.wrap.aot.calls.first_call import is_custom
+from treeplay.wrap.aot.calls.first_call import is_custom_operator
 from treeplay.wrap.aot.plan.facts import CallPlan, SeenElsewhere
-from treeplay.wrap.aot.plan.layouts import fake_of
+from treeplay.wrap.aot.plan.layouts import fake_value
 from treeplay.wrap.aot.tracing.stashed import IS_STASHED
 
 
@@ -38,7 +38,7 @@ def _is_fresh(node: torch.fx.Node) -> bool:
     """Whether an operator of torch makes the value of a node anew, in memory of its own."""
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
-    if not isinstance(node.target, OpOverload) or is_custom(node.target):
+    if not isinstance(node.target, OpOverload) or is_custom_operator(node.target):
         return False
     return all(returned.alias_info is None for returned in node.target._schema.returns)
 
@@ -54,9 +54,11 @@ def seen_elsewhere(
     shown: dict[torch.fx.Node, tuple[int | None, int | None]] = {node: (at, None) for at, node in enumerate(inputs)}
     for value in sorted(values_used(plan.results)):
         if isinstance(outputs[value], torch.fx.Node):
-            shown.setdefault(base_of(outputs[value]), (None, value))
+            shown.setdefault(base_node(outputs[value]), (None, value))
     # An input itself comes back as the very tensor; a result may not, though it is saved under the same name.
-    found = [(k, shown[base_of(node)]) for k, node in enumerate(saved) if base_of(node) in shown and node not in inputs]
+    found = [
+        (k, shown[base_node(node)]) for k, node in enumerate(saved) if base_node(node) in shown and node not in inputs
+    ]
     return tuple(SeenElsewhere(k, *by) for k, by in found)
 
 
@@ -75,7 +77,7 @@ def inner_values_last(
     end = next(stashed, len(outputs))
     saved = list(range(returned, end))
     shown = (node for k, node in enumerate(outputs[:returned]) if k not in unseen)
-    seen = {base_of(node) for node in shown if isinstance(node, torch.fx.Node)}
+    seen = {base_node(node) for node in shown if isinstance(node, torch.fx.Node)}
     bound = _bound_to_storage(backward)
     inner = [k for k in saved if _is_inner(outputs[k], seen) and placeholders[k - returned] not in bound]
     order = [*range(returned), *(k for k in saved if k not in set(inner)), *inner, *range(end, len(outputs))]
@@ -94,19 +96,19 @@ def inner_values_last(
 
 def _is_inner(node: Any, seen: set[torch.fx.Node]) -> bool:
     """Whether a value lies in memory that an operator of torch made, and that no result shows."""
-    if not isinstance(node, torch.fx.Node) or not isinstance(fake_of(node), torch.Tensor):
+    if not isinstance(node, torch.fx.Node) or not isinstance(fake_value(node), torch.Tensor):
         return False
-    base = base_of(node)
+    base = base_node(node)
     return base.op == "call_function" and base not in seen and _is_fresh(base)
 
 
 def _bound_to_storage(backward: torch.fx.GraphModule) -> set[torch.fx.Node]:
     """Inputs that cannot lie in a block: a gradient is a view of them, or they are viewed by their place in their storage."""
     gradients: Any = backward.graph.output_node().args[0]
-    bound = {base_of(node) for node in gradients if isinstance(node, torch.fx.Node)}
+    bound = {base_node(node) for node in gradients if isinstance(node, torch.fx.Node)}
     for node in backward.graph.nodes:
         if node.op == "call_function" and "as_strided" in str(node.target):
-            bound.update(map(base_of, node.all_input_nodes))
+            bound.update(map(base_node, node.all_input_nodes))
     return bound
 
 

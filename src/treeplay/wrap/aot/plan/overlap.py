@@ -31,7 +31,7 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not shares_storage(one, other):
         return False
-    (start, end), (low, high) = span(one), span(other)
+    (start, end), (low, high) = byte_span(one), byte_span(other)
     return start < high and low < end and _meet(low - start, [*_terms(one, 1), *_terms(other, -1)])
 
 
@@ -63,7 +63,7 @@ def _meet_across(one: torch.Tensor, other: torch.Tensor) -> bool:
     return is_near and _meet(distance, [*_terms(one, 1), *_terms(other, -1)])
 
 
-def span(tensor: torch.Tensor) -> Interval:
+def byte_span(tensor: torch.Tensor) -> Interval:
     """First and one-past-last byte of a tensor's elements in its storage."""
     if tensor.numel() == 0:
         return 0, 0
@@ -74,7 +74,7 @@ def span(tensor: torch.Tensor) -> Interval:
 
 def length(tensor: torch.Tensor) -> int:
     """How many bytes a tensor spans."""
-    start, end = span(tensor)
+    start, end = byte_span(tensor)
     return end - start
 
 

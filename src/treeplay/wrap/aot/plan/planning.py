@@ -20,11 +20,11 @@ from treeplay.values.spec import TensorSpec
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.plan.facts import ArgumentWrite, CallPlan, CommonBase, NoOverlap
-from treeplay.wrap.aot.plan.layouts import counts_from_the_start, fake_of, known_layout, layout_from, new_layouts
+from treeplay.wrap.aot.plan.layouts import counts_from_the_start, fake_value, known_layout, layout_from, new_layouts
 from treeplay.wrap.aot.plan.overlap import is_folded, length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan.subclass_rules import refuse_unsupported_view
-from treeplay.wrap.aot.plan.subclasses import opened, value_fakes
-from treeplay.wrap.aot.tracing.findings import TraceFindings, is_leaf, refusal
+from treeplay.wrap.aot.plan.subclasses import value_fakes, wrappers_of
+from treeplay.wrap.aot.tracing.findings import TraceFindings, is_differentiable_leaf, refusal_to_wrap
 
 
 def plan_call(
@@ -41,7 +41,7 @@ def plan_call(
     facts, positions = traced.facts, arrangement.inputs
     plan = CallPlan(arguments, arrangement.copies, None, (), (), (), 0, None, None, positions, arrangement.bases)
     if len(facts.input_info) != len(samples):
-        raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
+        raise refusal_to_wrap("write", "two arguments share memory, and one of them is written", seen.line())
     names = [plan.name(at) for at in positions]
     layouts = new_layouts(facts, seen, samples, names)
     _refuse_written_after_reshaped(traced, seen, layouts)
@@ -58,7 +58,7 @@ def plan_call(
         grad_mode_after=seen.grad_mode_after,
         layouts=tuple(sorted(noted.layouts.items())),
         begins=_begins(samples, seen, positions, {*layouts}),
-        opened=opened(traced),
+        opened=wrappers_of(traced),
         is_guarded=compilers.is_guarded,
         tokens=len(facts.tokens),
     )
@@ -84,22 +84,24 @@ def _refuse_new_histories(plan: CallPlan, facts: Any, seen: TraceFindings, noted
         if grown or (base.whole is CommonBase.FLAT and info.requires_grad):
             one, other = (plan.name(member.argument) for member in base.members[:2])
             told = f"arguments `{one}` and `{other}` share memory, and a write to one of them starts a history"
-            raise refusal("write", told, seen.line())
+            raise refusal_to_wrap("write", told, seen.line())
 
 
 def _refuse_what_is_missing(facts: Any, seen: TraceFindings, samples: Sequence[Any], *, names: Sequence[str]) -> None:
     for name, sample, info in zip(names, samples, facts.input_info, strict=True):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
-            raise refusal("write", f"the storage of argument `{name}` is replaced or resized", seen.line())
+            raise refusal_to_wrap("write", f"the storage of argument `{name}` is replaced or resized", seen.line())
         if info.mutates_data and is_folded(sample):
-            raise refusal("write", f"argument `{name}` is written, and its own elements share memory", seen.line())
-        if info.mutates_data and is_leaf(sample) and tracked and not seen.writes:
+            raise refusal_to_wrap(
+                "write", f"argument `{name}` is written, and its own elements share memory", seen.line()
+            )
+        if info.mutates_data and is_differentiable_leaf(sample) and tracked and not seen.writes:
             # Nobody saw how it was done, so nobody can tell whether eager would have raised.
-            raise refusal("write", f"leaf argument `{name}` is written, and it needs a gradient", None)
+            raise refusal_to_wrap("write", f"leaf argument `{name}` is written, and it needs a gradient", None)
     for name, where in seen.writes:
         if name in ("requires_grad_", "detach_", "share_memory_"):
-            raise refusal(name, "changes how autograd sees a tensor, which a trace does not keep", where)
+            raise refusal_to_wrap(name, "changes how autograd sees a tensor, which a trace does not keep", where)
 
 
 def _refuse_written_after_reshaped(traced: Traced, seen: TraceFindings, layouts: dict[int, Layout]) -> None:
@@ -108,7 +110,7 @@ def _refuse_written_after_reshaped(traced: Traced, seen: TraceFindings, layouts:
     needs_grad = traced.is_joint or any(traced.facts.input_info[k].requires_grad for k in layouts)
     if needs_grad and seen.reshaped_then_written is not None:
         name, where = seen.reshaped_then_written
-        raise refusal(name, "changes a shape in place before a write, where gradients are needed", where)
+        raise refusal_to_wrap(name, "changes a shape in place before a write, where gradients are needed", where)
 
 
 def _outputs(traced: Traced) -> list[Any]:
@@ -117,7 +119,7 @@ def _outputs(traced: Traced) -> list[Any]:
 
 
 def _value_fakes(traced: Traced) -> list[Any]:
-    return value_fakes(traced, [fake_of(node) for node in _outputs(traced)])
+    return value_fakes(traced, [fake_value(node) for node in _outputs(traced)])
 
 
 def _argument_fake(traced: Traced, k: int) -> Any:
@@ -137,10 +139,10 @@ def _writes(
             told = (
                 f"`{plan.name(argument)}` needs a gradient, and its shape changes in place beside a write under no_grad"
             )
-            raise refusal("write", told, seen.line())
+            raise refusal_to_wrap("write", told, seen.line())
         # Torch takes what a custom function writes for a write under no_grad, also where it gives the argument a history.
         is_unseen = info.mutations_under_no_grad_or_inference_mode and k not in seen.rebased
-        hidden = info.mutations_hidden_from_autograd or is_unseen or is_leaf(samples[k])
+        hidden = info.mutations_hidden_from_autograd or is_unseen or is_differentiable_leaf(samples[k])
         writes.append(
             ArgumentWrite(argument, value, info.mutates_data, layouts.get(k), not hidden, seen.moves_version(k))
         )
@@ -175,7 +177,7 @@ def _results(
         elif kind == "alias_of_input":
             needs = facts.input_info[info.base_idx].requires_grad
             if needs and info.base_idx in layouts:
-                raise refusal("view", "a result views an argument whose shape changes in place", seen.line())
+                raise refusal_to_wrap("view", "a result views an argument whose shape changes in place", seen.line())
             of, base, layout = SameAsInput(positions[info.base_idx]), samples[info.base_idx], known_layout(fakes[value])
             steps = _steps(info.view_meta_sequence)
             taken = seen.results[k]
@@ -226,11 +228,13 @@ def _view(
     """The reference to `view`, which lies so in the storage of `base`."""
     noted = info.view_meta_sequence.sequence if info.view_meta_sequence is not None else ()
     if info.requires_grad and any(type(step).__name__.startswith("detach") for step in noted):
-        raise refusal("detach", "a detached view of an argument got a history of its own, and is a result", None)
+        raise refusal_to_wrap(
+            "detach", "a detached view of an argument got a history of its own, and is a result", None
+        )
     found = view_of(of, _extent(base, known_layout(base)), _extent(view, layout))
     if found is None and steps is None:
         why = "a result of another dtype reads memory that lies outside of the tensor it is a view of"
-        raise refusal("view", why, None)
+        raise refusal_to_wrap("view", why, None)
     found = View(of, layout) if found is None else found
     is_detached, is_leaf = base_needs_grad and not info.requires_grad, info.requires_grad and not base_needs_grad
     return replace(found, is_detached=is_detached, requires_grad=is_leaf, steps=steps)
@@ -261,12 +265,14 @@ def _apart(
         for other in tensors:
             if one != other and overlap_across_storages(samples[one], samples[other]):
                 told = f"arguments `{names[one]}` and `{names[other]}` share memory that is no one storage of torch's"
-                raise refusal("write", f"{told}, as that of a NumPy array, and the first is written", seen.line())
+                raise refusal_to_wrap(
+                    "write", f"{told}, as that of a NumPy array, and the first is written", seen.line()
+                )
             if one == other or not overlap(samples[one], samples[other]):
                 continue
             if is_wrapper(samples[one]) or is_wrapper(samples[other]):  # which have no common base
                 told = f"arguments `{names[one]}` and `{names[other]}` share memory, and the first is written"
-                raise refusal("write", told, seen.line())
+                raise refusal_to_wrap("write", told, seen.line())
             raise InternalError(f"inputs {one} and {other} of a graph overlap, and the first is written")
     others = [k for k in tensors if k not in written] if written else []
     pairs = {(min(one, other), max(one, other)) for one in shaped - {*written} for other in tensors if one != other}

@@ -13,14 +13,14 @@ from treeplay.torch_seam import tensors
 from treeplay.torch_seam.aot import Traced, is_new
 from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
-from treeplay.wrap.aot.calls.partial import groups_of, reached_from
+from treeplay.wrap.aot.calls.partial import backward_groups, reached_from
 from treeplay.wrap.aot.calls.random_states import generator_inputs
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
-from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
+from treeplay.wrap.aot.plan.layouts import fake_value, known_layout
 from treeplay.wrap.aot.plan.memory import fresh_values, seen_elsewhere
-from treeplay.wrap.aot.plan.subclasses import Wrapper, places, tangent_wrappers, width
+from treeplay.wrap.aot.plan.subclasses import Wrapper, graph_positions, tangent_wrappers, width
 from treeplay.wrap.aot.tracing.custom_backwards import acting
-from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 from treeplay.wrap.aot.tracing.stashed import IS_STASHED
 
 
@@ -37,12 +37,12 @@ def plan_node(
     facts = traced.facts
     saved = saved_by(forward, plan)
     for node in saved:
-        if not isinstance(fake_of(node), torch.Tensor):
-            raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
+        if not isinstance(fake_value(node), torch.Tensor):
+            raise refusal_to_wrap("wrap", "a number that the trace does not know is needed for the backward", None)
     values = values_with_tangents(facts, plan)
     wrappers = tangent_wrappers(traced, len(values))
     inputs = backward.graph.find_nodes(op="placeholder")
-    groups = [inputs[at.start : at.stop] for at in places(wrappers, len(saved))]
+    groups = [inputs[at.start : at.stop] for at in graph_positions(wrappers, len(saved))]
     arriving = sum(map(len, groups))
     devices = [str(generator.device) for generator in generator_inputs(forward)]
     tokens = facts.num_backward_tokens
@@ -53,11 +53,11 @@ def plan_node(
     feeds = _feeds(backward, groups, plan, facts, late=len(late))
     # Only where gradients, one input each, come last is there a backward for some of them.
     is_whole = plan.opened is not None or others > 0 or bool(late)
-    apart = () if is_whole else groups_of(backward, len(values))
+    apart = () if is_whole else backward_groups(backward, len(values))
     part = _acting_for_some(backward, range(len(values)), [k for k, feed in enumerate(feeds) if feed is not None])
     if is_whole and part is not None:
         why = "a custom function's backward draws random numbers or acts otherwise, and may run for some of the gradients only"
-        raise refusal("backward", why, location_in(part.meta.get("stack_trace")))
+        raise refusal_to_wrap("backward", why, location_in(part.meta.get("stack_trace")))
     return NodePlan(
         returned=_returned(plan),
         differentiable=values,
@@ -122,10 +122,10 @@ def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan:
     written = {write.argument for write in plan.writes if write.has_data}
     inputs = forward.graph.find_nodes(op="placeholder")
     lying = zip(plan.places_of_inputs(), plan.inputs, strict=True)
-    fakes = [fake_of(inputs[k]) for at, argument in lying if argument in written for k in at]
+    fakes = [fake_value(inputs[k]) for at, argument in lying if argument in written for k in at]
     targets = [value for value in fakes if isinstance(value, torch.Tensor)]
     return tuple(
-        k for k, node in enumerate(saved) if any(tensors.shares_storage(fake_of(node), target) for target in targets)
+        k for k, node in enumerate(saved) if any(tensors.shares_storage(fake_value(node), target) for target in targets)
     )
 
 
@@ -177,9 +177,9 @@ def _tangent(
 ) -> Tangent | WrappedTangent:
     parts = []
     for node in nodes:
-        fake = fake_of(node)
+        fake = fake_value(node)
         if not isinstance(fake, torch.Tensor):
-            raise refusal("wrap", "a gradient made of tensors and something else", None)
+            raise refusal_to_wrap("wrap", "a gradient made of tensors and something else", None)
         # Without gaps: what a part of something greater is computed to comes in memory of its own size.
         layout = known_layout(torch.empty_like(fake))
         parts.append(Tangent(value, layout, fake.dtype, fake.device, where))
@@ -204,7 +204,7 @@ def _feeds(
     if len(gradients) != expected + others or len(wrappers) != arguments:
         raise InternalError(f"the backward gives {len(gradients)} values, expected {expected} + {others}")
     feeds: list[tuple[int, ...] | None] = []
-    for at in places(wrappers, 0):
+    for at in graph_positions(wrappers, 0):
         nodes = [node for node in gradients[at.start : at.stop] if isinstance(node, torch.fx.Node)]
         feeds.append(tuple(sorted(frozenset().union(*(reach[node] for node in nodes)))) if nodes else None)
     return tuple(feeds)

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from treeplay.torch_seam.aot import Traced
-from treeplay.torch_seam.fx import base_of
+from treeplay.torch_seam.fx import base_node
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.output import Fresh, Result, View
@@ -69,7 +69,7 @@ def _join(group: Sequence[int], values: list[Any], results: list[Result], tokens
 
 def _base(node: Node) -> Node | None:
     """What a value is a view of, or itself, if a view of that can be taken again by its layout alone."""
-    base = base_of(node)
+    base = base_node(node)
     view, whole = node.meta["val"], base.meta.get("val")
     if base.op != "call_function" or not isinstance(whole, torch.Tensor) or is_wrapper(whole):
         return None

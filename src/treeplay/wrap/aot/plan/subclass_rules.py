@@ -9,7 +9,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.wrap.aot.plan.subclasses import plain_parts
-from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 
 _WHY = {
     "Metadata mutations": (
@@ -31,11 +31,11 @@ _WHY = {
 """What torch's tracing raises for tensors made of others, and what it means to a user."""
 
 
-def explained(refused: Refusal) -> Refusal:
+def in_user_terms(refused: Refusal) -> Refusal:
     """A refusal in the user's terms, where torch's tracing raised it in its own."""
     for part, (op, why, advice) in _WHY.items():
         if part in refused.reason.why:
-            return refusal(op, why, refused.reason.where, advice)
+            return refusal_to_wrap(op, why, refused.reason.where, advice)
     return refused
 
 
@@ -51,7 +51,7 @@ def refuse_unsupported_view(base: Any, view: Any, result: int) -> None:
         is_same = False
     if not is_same:
         why = f"result {result} is a view of a {type(base).__name__}, and its parts do not lie as the whole does"
-        raise refusal("view", why, None, "return a clone of the view")
+        raise refusal_to_wrap("view", why, None, "return a clone of the view")
 
 
 def _shape(tensor: Any) -> Any:

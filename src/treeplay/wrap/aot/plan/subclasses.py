@@ -116,14 +116,14 @@ def starts(wrappers: Sequence[Wrapper | None]) -> list[int]:
     return places
 
 
-def places(wrappers: Sequence[Wrapper | None], first: int) -> list[range]:
+def graph_positions(wrappers: Sequence[Wrapper | None], first: int) -> list[range]:
     """Which places of the graph each position takes, counted from `first`."""
     return [
         range(first + at, first + at + width(wrapper)) for at, wrapper in zip(starts(wrappers), wrappers, strict=True)
     ]
 
 
-def opened(traced: Traced) -> Opened | None:
+def wrappers_of(traced: Traced) -> Opened | None:
     """The wrappers of a traced function, or None if it has to do with plain tensors only."""
     if traced.subclasses is None:
         return None

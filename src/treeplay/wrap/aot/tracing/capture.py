@@ -21,7 +21,7 @@ from treeplay.torch_seam.symbols import divided_as_known, floats_divided
 from treeplay.trace.run.apart import TakesApart
 from treeplay.wrap.aot.tracing.custom_backwards import CustomBackwards
 from treeplay.wrap.aot.tracing.dropout import dropout_as_eager
-from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
+from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_differentiable_leaf, refusal_to_wrap
 from treeplay.wrap.aot.tracing.line_watch import LineWatch
 
 _REQUEST = re.compile(
@@ -136,7 +136,9 @@ def _autocast_kept() -> Iterator[None]:
     try:
         yield
         if flags.autocast_state() != before:
-            raise refusal("autocast", "the function leaves another autocast state than it found", user_location())
+            raise refusal_to_wrap(
+                "autocast", "the function leaves another autocast state than it found", user_location()
+            )
     finally:
         flags.set_autocast_state(before)
 
@@ -169,7 +171,9 @@ def captured(
     with contextlib.ExitStack() as stack:
         try:
             is_exact = decompositions is None  # else some operators are taken apart in any case
-            module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names, is_exact=is_exact)
+            module = _WatchedFunction(
+                function, seen, [is_differentiable_leaf(value) for value in inputs], names, is_exact=is_exact
+            )
             stack.enter_context(flags_of_modes_kept())  # the modes of the trace end after this one
             with floats_divided(divided_as_known), dropout_as_eager(), TakesApart():  # what the backward calls, too
                 traced = stack.enter_context(
@@ -180,12 +184,16 @@ def captured(
         except Exception as error:
             where = failed_call(error.__traceback__).where or location_in(str(error)) or seen.line()
             if isinstance(error, fakes.DataDependentOutputException):
-                raise refusal(
+                raise refusal_to_wrap(
                     "item", "reads a tensor's value on the host, which a compiled graph cannot", where, _KEEP
                 ) from None
             if (operator := _divides_by_no_elements(error)) is not None:
                 why = f"`{operator}` divides by a number of elements that is 0, in Python while it is traced"
-                raise refusal("trace", why, where, "call it without treeplay for a batch of no elements") from error
+                raise refusal_to_wrap(
+                    "trace", why, where, "call it without treeplay for a batch of no elements"
+                ) from error
             what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
-            raise refusal("trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where) from error
+            raise refusal_to_wrap(
+                "trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where
+            ) from error
         yield traced, seen

@@ -33,7 +33,7 @@ from treeplay.torch_seam.operators import written_out
 from treeplay.torch_seam.patched import all_wanted
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.symbols import has_symbols
-from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 
 _PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
 _DEFAULTS: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
@@ -50,7 +50,7 @@ def done_as_eager(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping
         return _dropout({**dict(zip(_PLAIN[func], args, strict=False)), **kwargs})
     if func in _NATIVE and None in (*args[2:], kwargs.get("train", True)):
         why = "is not told whether it is on: eager drops, and gives other gradients than where it is told"
-        raise refusal("native_dropout", why, user_location(), "pass True or False for `train`")
+        raise refusal_to_wrap("native_dropout", why, user_location(), "pass True or False for `train`")
     if func in _LAYERS:
         is_packed = "batch_sizes" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
         names = _PACKED if is_packed else _PADDED

@@ -56,11 +56,13 @@ class TraceFindings:
         return argument in self.versioned or argument not in self.touched
 
 
-def is_leaf(sample: Any) -> bool:
+def is_differentiable_leaf(sample: Any) -> bool:
     """Whether an argument is a leaf that needs a gradient: then autograd sees no write to it."""
     return isinstance(sample, torch.Tensor) and sample.requires_grad and sample.is_leaf
 
 
-def refusal(op: str, why: str, where: Location | None, advice: str = "run this function without treeplay") -> Refusal:
+def refusal_to_wrap(
+    op: str, why: str, where: Location | None, advice: str = "run this function without treeplay"
+) -> Refusal:
     """A refusal to wrap the function."""
     return Refusal.of(op, why, advice, where)

@@ -50,7 +50,7 @@ def lying_as_before(targets: Sequence[torch.Tensor]) -> Iterator[None]:
                 fakes.lay_traced(target, stride)
 
 
-def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_in_place: bool) -> list[torch.Tensor]:
+def written_tensors(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_in_place: bool) -> list[torch.Tensor]:
     """The tensors that a call writes."""
     given = [args[0]] if is_in_place and args else []
     given += [kwargs["out"]] if kwargs.get("out") is not None else []
@@ -58,7 +58,7 @@ def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_in_place: b
     return [item for item in listed if isinstance(item, torch.Tensor)]
 
 
-def why_not(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+def why_eager_raises(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """What eager would raise for a call that tensors without data let pass; None if nothing."""
     if name.startswith("_foreach_") and name.endswith("_"):
         each = one_by_one(args, dict(kwargs)) if isinstance(args[0] if args else None, (list, tuple)) else ()

@@ -23,7 +23,7 @@ from treeplay.torch_seam.aot import Traced
 from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
 from treeplay.wrap.aot.plan.planning_node import values_with_tangents
-from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.tracing.findings import refusal_to_wrap
 
 _copy = torch.ops.aten.copy_.default
 
@@ -37,7 +37,7 @@ class _Both:
     place: int
 
 
-def take_out(
+def take_writes_out(
     traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
 ) -> tuple[LateWrite, ...]:
     """Rewrite a joint graph so that the backward's writes are outputs after its gradients.
@@ -62,7 +62,7 @@ def take_out(
             name = plan.name(plan.inputs[k])
             why = f"`{name}` is written in the backward, and whose backward of {results} results that is, is not known"
             advice = "return one result that needs a gradient, or run this function without treeplay"
-            raise refusal("write", why, where, advice)
+            raise refusal_to_wrap("write", why, where, advice)
         now = _now(graph, argument, len(tangents) + len(late))
         state.replace_all_uses_with(now, _is_backward)
         needs_grad = bool(traced.facts.input_info[k].requires_grad)
@@ -113,7 +113,7 @@ def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_c
     late = [target for target in copied if target.op == "placeholder" and not (may_count and not _is_tangent(target))]
     if late or (not may_count and any(map(_is_backward, writes))):
         beside = "tensors made of other tensors" if plan.opened is not None else "operators with side effects"
-        raise refusal("write", f"something is written in the backward, beside {beside}", where)
+        raise refusal_to_wrap("write", f"something is written in the backward, beside {beside}", where)
 
 
 def forward_writes(traced: Traced) -> list[tuple[int, str]]:
@@ -145,7 +145,7 @@ def _written_by_both(
         state = by_name.get(states.get(at, ""))
         if state is None or _is_backward(state):
             why = f"`{plan.name(plan.inputs[k])}` is written in the forward and in the backward, and needs a gradient"
-            raise refusal("write", why, where)
+            raise refusal_to_wrap("write", why, where)
         found[arguments[at]] = _Both(state, outputs[place], place)
     return found
 

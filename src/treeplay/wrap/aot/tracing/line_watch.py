@@ -23,7 +23,7 @@ from treeplay.values.location import Location
 from treeplay.wrap.aot.plan.overlap import is_folded
 from treeplay.wrap.aot.tracing import in_place
 from treeplay.wrap.aot.tracing.dropout import done_as_eager, in_eagers_order
-from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
+from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal_to_wrap
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
@@ -109,7 +109,7 @@ class LineWatch(TorchFunctionMode):
         result = done_as_eager(func, args, kwargs)
         if result is None:
             self._refuse_failing(name, args, kwargs)
-            written = in_place.written_by(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
+            written = in_place.written_tensors(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
             self._refuse_enlarged(name, written)
             self._refuse_folded(name, written)
             whole = kept_whole(name, args, kwargs) if self.is_exact else contextlib.nullcontext()
@@ -118,21 +118,21 @@ class LineWatch(TorchFunctionMode):
                 result = in_place.viewed(name, args, run(in_eagers_order(func, args, kwargs), args, kwargs))
         if kwargs and fakes.is_outgrown(kwargs.get("out")):
             why = "gives the tensor at `out` another size, which a trace does not follow"
-            raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
+            raise refusal_to_wrap(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
             self._note(func, args, kwargs, result)
         self._note_folded(name, args, kwargs, result)
         return result
 
     def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        why = in_place.why_not(name, args, kwargs)
+        why = in_place.why_eager_raises(name, args, kwargs)
         if why is not None:
-            raise refusal(name, f"fails when it runs: {why}", _line())
+            raise refusal_to_wrap(name, f"fails when it runs: {why}", _line())
 
     def _refuse_enlarged(self, name: str, written: Sequence[torch.Tensor]) -> None:
         if any(map(in_place.is_enlarged, written)):
             where = _line()
-            raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
+            raise refusal_to_wrap(name, "writes through an expanded view, which a trace does to rounding only", where)
 
     def _note_folded(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note views in which elements share memory, and views of such."""
@@ -148,7 +148,7 @@ class LineWatch(TorchFunctionMode):
         """Refuse a write through what shows memory more than once: each of its values would be computed of the old ones."""
         if name not in _FLAGS and any(one is other for one in written for other in self.folded):
             why, advice = "writes to a tensor whose own elements share memory", "write to a clone, or without treeplay"
-            raise refusal(name, why, _line(), advice)
+            raise refusal_to_wrap(name, why, _line(), advice)
 
     def _refuse_setting(self, func: Any) -> None:
         for name in ("data", "requires_grad"):
@@ -158,17 +158,17 @@ class LineWatch(TorchFunctionMode):
                     advice = (
                         "write in place by a method: x.data.mul_(...) for x.data *= ..., x.copy_(...) under no_grad()"
                     )
-                raise refusal(name, why, user_location(), advice)
+                raise refusal_to_wrap(name, why, user_location(), advice)
 
     def _refuse_replacing(self, target: Any) -> None:
         advice = "copy the data into it, or run this function without treeplay"
         for k, value in self.inputs:
             if target is value or target is getattr(value, "elem", None):  # what a functional tensor is made of
                 told = f"the storage of argument `{self.names[k]}` is replaced"
-                raise refusal("set_", told, user_location(), advice)
+                raise refusal_to_wrap("set_", told, user_location(), advice)
         # Afterwards a traced tensor shows neither its new size nor, if it was resized, with what it shares memory.
         told = "gives a tensor the storage of another, which a trace does not follow"
-        raise refusal("set_", told, _line(), advice)
+        raise refusal_to_wrap("set_", told, _line(), advice)
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
         """Keep tensors that came through `.data`, views of them included, and leaves made inside."""
@@ -184,10 +184,10 @@ class LineWatch(TorchFunctionMode):
             # What a custom function made may have a history by now.
             if id(result) in self.born and result.is_leaf and not self._is_viewed_again(result):
                 why, advice = "a result needs a gradient and has no history", "return it detached, or make it outside"
-                raise refusal("leaf", why, self.born[id(result)][1], advice)
+                raise refusal_to_wrap("leaf", why, self.born[id(result)][1], advice)
             for leaf, where in self.told:
                 if isinstance(result, torch.Tensor) and tensors.shares_storage(result, leaf):
-                    raise refusal(
+                    raise refusal_to_wrap(
                         "requires_grad_", "changes how autograd sees a result, which a trace does not keep", where
                     )
 
@@ -209,7 +209,7 @@ class LineWatch(TorchFunctionMode):
         is_tracked = torch.is_grad_enabled() and target.requires_grad and name not in _FLAGS
         # In a trace arguments are no leaves themselves, so autograd does not raise what it would in eager mode.
         if is_tracked and any(leaf is target or (target._is_view() and leaf is target._base) for leaf in self.leaves):
-            raise refusal("write", f"{name}: {_LEAF}", where, "write to it under torch.no_grad()")
+            raise refusal_to_wrap("write", f"{name}: {_LEAF}", where, "write to it under torch.no_grad()")
 
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

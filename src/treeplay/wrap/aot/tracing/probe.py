@@ -10,11 +10,11 @@ import torch
 from treeplay.torch_seam import fakes, modes
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.wrap.aot.plan.bases import WrittenArguments
-from treeplay.wrap.aot.plan.overlap import span
+from treeplay.wrap.aot.plan.overlap import byte_span
 from treeplay.wrap.aot.tracing.capture import captured
 
 
-def written_by(
+def probe_writes(
     function: Callable[..., Any], samples: Sequence[Any], names: Sequence[str]
 ) -> tuple[WrittenArguments, bool]:
     """The arguments whose data is written, and whether any argument changes in any way."""
@@ -33,7 +33,7 @@ def apart(samples: Sequence[Any]) -> list[Any]:
         if not isinstance(sample, torch.Tensor) or modes.is_wrapper(sample) or sample.layout is not torch.strided:
             return sample
         with mode, torch.enable_grad():
-            end = -(-span(sample)[1] // sample.element_size())
+            end = -(-byte_span(sample)[1] // sample.element_size())
             fresh = torch.empty(end, dtype=sample.dtype, device=sample.device, requires_grad=sample.requires_grad)
             if fresh.requires_grad and sample.is_leaf:  # a view of a leaf is none
                 fresh = fresh.detach()

@@ -20,10 +20,10 @@ import torch.fx
 
 from treeplay.torch_seam import tensors
 from treeplay.torch_seam.aot import Traced
-from treeplay.torch_seam.fx import base_of
+from treeplay.torch_seam.fx import base_node
 from treeplay.values.output import inputs_used, values_used
 from treeplay.wrap.aot.plan.facts import ArgumentWrite, CallPlan, LateWrite, NodePlan
-from treeplay.wrap.aot.plan.layouts import fake_of
+from treeplay.wrap.aot.plan.layouts import fake_value
 from treeplay.wrap.aot.plan.planning_node import values_with_tangents
 
 
@@ -34,7 +34,7 @@ def writes_of_forward(
     if plan.opened is not None or plan.tokens:
         return ()
     outputs: list[Any] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
-    saved = [fake_of(node) for node in outputs[plan.returned_values :]]
+    saved = [fake_value(node) for node in outputs[plan.returned_values :]]
     used = Counter(write.value for write in plan.writes if write.has_data)
     used.update([*values_used(plan.results), *values_with_tangents(traced.facts, plan)])
     others = {*inputs_used(plan.results), *(write.argument for write in late)}
@@ -49,13 +49,13 @@ def writes_of_forward(
         ):
             return False
         at, value = plan.inputs.index(write.argument), outputs[write.value]
-        target = fake_of(placeholders[at])
+        target = fake_value(placeholders[at])
         return (
             not traced.facts.input_info[at].requires_grad
             and used[write.value] == 1  # by this write alone
             and isinstance(value, torch.fx.Node)
-            and base_of(value).op == "call_function"
-            and _is_alike(target, fake_of(value))
+            and base_node(value).op == "call_function"
+            and _is_alike(target, fake_value(value))
             and is_costly(target)
             and not any(isinstance(one, torch.Tensor) and tensors.shares_storage(target, one) for one in saved)
         )

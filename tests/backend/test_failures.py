@@ -23,7 +23,7 @@ PLACES = {
     "normalised": (shapes, "normalised"),
     "sizes": (driver, "compile_flat"),
     "wrap": (wrapped, "wrap_function"),
-    "facts": (examine, "inputs_of"),
+    "facts": (examine, "input_facts"),
 }
 WEIGHT = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
 
@@ -100,7 +100,7 @@ def test_what_a_users_own_compiler_raises_is_the_users(option: str, kind: type[E
     assert not internal_errors()
 
 
-@pytest.mark.parametrize("name", ["survey_returns", "emit_call", "load_source"])
+@pytest.mark.parametrize("name", ["survey_returns", "emit_boxed_call", "load_source"])
 def test_an_error_while_a_graph_is_recorded_keeps_the_results_of_the_call(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,3 +140,12 @@ def test_the_dtype_of_autocast_is_asked_for_each_kind_of_device() -> None:
 def test_what_is_no_setting_of_the_process_is_not_asked_again(name: str) -> None:
     found: list[Any] = list(settings_asked(asked(name)))
     assert not found
+
+
+def test_the_users_line_that_names_a_clock_is_told_among_all_that_ran() -> None:
+    def asks() -> float:
+        nothing = 0.0
+        return nothing + time.perf_counter()  # HERE
+
+    found = never_the_same({"time.perf_counter": [caller.__code__, asks.__code__]})
+    assert found is not None and found[1] is not None and "HERE" in found[1].source

@@ -7,14 +7,15 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 from support import assert_same, jit
-from treeplay.sandbox.signal_handlers import codes_of_handlers, was_raised_by_handler
+from treeplay.sandbox.signal_handlers import signal_handlers, was_raised_by_handler
+from treeplay.trace.run.on_fakes import OnFakes
 
 samples: Counter[str] = Counter()
 
@@ -29,54 +30,176 @@ def handled() -> Iterator[None]:
 
 
 class Late:
-    def __call__(self, *_: object) -> None: ...
+    def __call__(self, *_: object) -> None:
+        raise TimeoutError("late")
 
-    def method(self, *_: object) -> None: ...
+    method = __call__
 
 
 def late(*_: object) -> None:
     raise TimeoutError("late")
 
 
-@pytest.mark.parametrize(
-    "handler, code",
-    [
-        (late, late.__code__),
-        (Late(), Late.__call__.__code__),
-        (Late().method, Late.method.__code__),
-        (functools.partial(late, 3), late.__code__),
-        (functools.partial(Late().method), Late.method.__code__),
-    ],
-)
-def test_code_of_handlers_is_found(handler: Any, code: CodeType) -> None:
-    assert code not in codes_of_handlers()
+@torch.no_grad()
+def late_and_decorated(*_: object) -> None:
+    raise TimeoutError("late")
+
+
+HANDLERS = [
+    late,
+    late_and_decorated,
+    Late(),
+    Late().method,
+    functools.partial(late, 3),
+    functools.partial(Late().method),
+]
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_what_a_handler_raises_is_told_from_the_rest(handler: Any) -> None:
     signal.signal(signal.SIGUSR1, handler)
-    assert code in codes_of_handlers()
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
-def test_other_handlers_have_no_code(handler: Any) -> None:
-    before = codes_of_handlers()
-    signal.signal(signal.SIGUSR1, handler)
-    assert codes_of_handlers() == before
-
-
-def test_another_thread_runs_no_handlers() -> None:
-    signal.signal(signal.SIGUSR1, late)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(codes_of_handlers()))
-    thread.start()
-    thread.join()
-    assert found == [frozenset()]
-
-
-def test_what_a_handler_raised_is_told_from_the_rest() -> None:
-    signal.signal(signal.SIGUSR1, late)
     with pytest.raises(TimeoutError) as of_handler:
         signal.raise_signal(signal.SIGUSR1)
     with pytest.raises(TimeoutError) as of_others:
-        raise TimeoutError("late")
+        handler(signal.SIGUSR1, None)
     assert was_raised_by_handler(of_handler.value) and not was_raised_by_handler(of_others.value)
+
+
+def test_handlers_run_apart_and_are_counted_if_they_raise() -> None:
+    ran: list[bool] = []
+    signal.signal(signal.SIGUSR1, late)
+    signal.signal(signal.SIGVTALRM, lambda *_: ran.append(signal_handlers.is_running))
+    before = signal_handlers.raised
+    with signal_handlers.apart(), signal_handlers.apart():
+        signal.raise_signal(signal.SIGVTALRM)
+        assert signal_handlers.raised == before
+        with pytest.raises(TimeoutError, match="late"):
+            signal.raise_signal(signal.SIGUSR1)
+    assert ran == [True] and not signal_handlers.is_running and signal_handlers.raised == before + 1
+    assert signal.getsignal(signal.SIGUSR1) is late
+
+
+def test_a_handler_that_is_set_in_the_block_stays() -> None:
+    signal.signal(signal.SIGUSR1, late)
+    with signal_handlers.apart():
+        signal.signal(signal.SIGUSR1, late_and_decorated)
+    assert signal.getsignal(signal.SIGUSR1) is late_and_decorated
+
+
+def test_one_that_is_put_back_later_runs_the_handler() -> None:
+    signal.signal(signal.SIGUSR1, late)
+    with signal_handlers.apart():
+        found = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, found)
+    with pytest.raises(TimeoutError, match="late"):
+        signal.raise_signal(signal.SIGUSR1)
+    assert not signal_handlers.is_running
+
+
+def test_another_thread_leaves_handlers_alone() -> None:
+    signal.signal(signal.SIGUSR1, late)
+    found: list[Any] = []
+
+    def look() -> None:
+        with signal_handlers.apart():
+            found.append(signal.getsignal(signal.SIGUSR1))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [late]
+
+
+@pytest.fixture
+def signal_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first operator of the next trace sends SIGUSR1."""
+    run, sent = OnFakes.run, []
+
+    def sending(self: OnFakes, *args: Any) -> Any:
+        if not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGUSR1)
+        return run(self, *args)
+
+    monkeypatch.setattr(OnFakes, "run", sending)
+
+
+@pytest.mark.usefixtures("signal_in_a_trace")
+def test_what_a_program_does_instead_after_a_timeout_is_not_recorded(device: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return (x - 3) * 2
+        except TimeoutError:
+            return x
+
+    signal.signal(signal.SIGUSR1, late)
+    jitted = jit(program)
+    for number in range(5):
+        x = torch.arange(4.0, device=device) - number
+        assert_same(jitted(x), (x - 3) * 2)
+    assert jitted.statistics().replays >= 2, jitted.explain()
+
+
+@pytest.mark.usefixtures("signal_in_a_trace")
+def test_what_a_program_raises_for_a_timeout_ends_the_call(device: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return (x - 3) * 2
+        except TimeoutError as error:
+            raise KeyError("too late") from error
+
+    signal.signal(signal.SIGUSR1, late)
+    jitted, x = jit(program), torch.arange(4.0, device=device)
+    jitted(x)
+    with pytest.raises(KeyError, match="too late"):
+        jitted(x)
+    for _ in range(3):
+        assert_same(jitted(x), (x - 3) * 2)
+    assert jitted.statistics().replays >= 2, jitted.explain()
+
+
+@pytest.mark.usefixtures("signal_in_a_trace")
+def test_a_handler_may_end_the_process_from_a_trace() -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(3)
+
+    signal.signal(signal.SIGUSR1, leave)
+    jitted, x = jit(lambda x: (x - 3) * 2), torch.arange(4.0)
+    jitted(x)
+    with pytest.raises(SystemExit, match="3"):
+        jitted(x)
+
+
+class Scaled:
+    """With a method that shares its decorator with a handler."""
+
+    factor = 3.0
+
+    @torch.no_grad()
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor - 1
+
+
+def test_what_runs_under_a_decorator_that_a_handler_has_too_is_guarded(device: str) -> None:
+    signal.signal(signal.SIGUSR1, late_and_decorated)
+    scaled, x = Scaled(), torch.arange(4.0, device=device)
+    jitted = jit(scaled.step)
+    for factor in (3.0, 3.0, 3.0, 5.0):
+        scaled.factor = factor
+        assert_same(jitted(x), x * factor - 1)
+
+
+def test_a_handler_that_the_program_calls_itself_is_guarded(device: str) -> None:
+    scale = {"factor": 3.0}
+
+    def factor(*_: object) -> float:
+        return scale["factor"]
+
+    signal.signal(signal.SIGUSR1, factor)
+    jitted, x = jit(lambda x: x * factor() - 1), torch.arange(4.0, device=device)
+    for value in (3.0, 3.0, 3.0, 5.0):
+        scale["factor"] = value
+        assert_same(jitted(x), x * value - 1)
 
 
 def test_a_timeout_ends_the_call_that_records_and_a_later_one_records(device: str) -> None:
@@ -126,12 +249,27 @@ def test_a_program_is_recorded_under_a_profiler_that_takes_samples(device: str) 
     assert samples and jitted.statistics().replays >= 4, jitted.explain()
 
 
-def test_a_program_finds_the_handlers_that_are_set() -> None:
-    signal.signal(signal.SIGUSR1, late)
+def test_a_program_that_asks_for_a_handler_is_refused_at_its_line() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() if signal.getsignal(signal.SIGUSR1) is late else x.cos()  # HERE
+
+    jitted, x = jit(program, on_refusal="eager"), torch.ones(3)
+    for handler, expected in ((late, x.sin()), (late, x.sin()), (late_and_decorated, x.cos())):
+        signal.signal(signal.SIGUSR1, handler)
+        assert_same(jitted(x), expected)
+    assert "signal.getsignal" in jitted.explain() and "HERE" in jitted.explain()
+
+
+@pytest.mark.parametrize("act", [signal.signal, signal.setitimer], ids=["handler", "timer"])
+def test_a_program_that_sets_a_handler_or_a_timer_is_refused(act: Any) -> None:
+    times: list[int] = []
+    arguments = (signal.SIGUSR1, times.append) if act is signal.signal else (signal.ITIMER_VIRTUAL, 0)
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        return x.sin() if signal.getsignal(signal.SIGUSR1) is late else x.cos()
+        act(*arguments)
+        return x * 2
 
-    jitted, x = jit(program), torch.ones(3)
+    jitted, x = jit(program, on_refusal="eager"), torch.ones(3)
     for _ in range(4):
-        assert_same(jitted(x), x.sin())
+        assert_same(jitted(x), x * 2)
+    assert not jitted.statistics().replays and f"signal.{act.__name__}" in jitted.explain()

@@ -11,16 +11,20 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import CodeType
 from typing import Any
 
 import torch
 
 from treeplay.guards.conditions import Asked
+from treeplay.guards.reads.names import steps_by_line
 from treeplay.observe.lines import is_users_or_text
 from treeplay.values.location import Location
 from treeplay.values.same import is_value
+
+Asking = tuple[str, Location | None]
+"""What is asked, and the line that does."""
 
 _CLOCKS = frozenset(
     f"time.{name}{unit}"
@@ -78,35 +82,46 @@ _KNOWN = frozenset(
 )
 
 
-def never_the_same(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] | None:
-    """A clock or a source of random bits that the run asked, and the function that did; None if there is none."""
+def never_the_same(builtins: Mapping[str, Sequence[CodeType]]) -> Asking | None:
+    """A clock or a source of random bits that the run asked, and where; None if there is none."""
     return _asked(builtins, _CLOCKS | _ENTROPY)
 
 
-def threads_started(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] | None:
-    """How the run started a thread, and the function that did; None if it started none."""
+def threads_started(builtins: Mapping[str, Sequence[CodeType]]) -> Asking | None:
+    """How the run started a thread, and where; None if it started none."""
     return _asked(builtins, _THREADS)
 
 
-def seeds_asked(methods: Set[str], ran: Iterable[CodeType]) -> tuple[str, Location | None] | None:
-    """How the run asked a generator of torch's for its seed, and the function that did, where that is known; None if it asked
-    none."""
-    if "Generator.initial_seed" not in methods:
-        return None
-    ran = [*ran]
-    asking = [code for code in ran if "initial_seed" in code.co_names] or ran
-    own = [code for code in asking if is_users_or_text(code.co_filename)] or asking
-    first = next(iter(own), None)
-    where = Location(first.co_filename, first.co_firstlineno, first.co_name) if first is not None else None
-    return "initial_seed", where
+def signals_asked(builtins: Iterable[str], ran: Iterable[CodeType]) -> Asking | None:
+    """How the run set or asked for a handler or a timer of signals, or sent one, and where; None if it did not."""
+    name = min((name for name in builtins if name.startswith("_signal.")), default=None)
+    # The standard library calls it, for whoever asked that.
+    return (name.removeprefix("_"), _place_of(name.removeprefix("_signal."), [*ran])) if name is not None else None
 
 
-def _asked(builtins: dict[str, list[CodeType]], names: frozenset[str]) -> tuple[str, Location] | None:
-    for name in builtins.keys() & names:
+def seeds_asked(methods: Set[str], ran: Iterable[CodeType]) -> Asking | None:
+    """How the run asked a generator of torch's for its seed, and where, if that is known; None if it asked none."""
+    return ("initial_seed", _place_of("initial_seed", [*ran])) if "Generator.initial_seed" in methods else None
+
+
+def _asked(builtins: Mapping[str, Sequence[CodeType]], names: Iterable[str]) -> Asking | None:
+    for name in sorted(builtins.keys() & names):
         callers = [code for code in builtins[name] if code.co_filename != logging.__file__]  # the time of a message
         if callers:
-            return name, Location(callers[0].co_filename, callers[0].co_firstlineno, callers[0].co_name)
+            return name, _place_of(name.rpartition(".")[2], callers)
     return None
+
+
+def _place_of(function: str, callers: Sequence[CodeType]) -> Location | None:
+    """Where a function is called: the first line of the user's that has its name, or of anybody's; else the first of those who
+    may have called it."""
+    by_users = [code for code in callers if is_users_or_text(code.co_filename)]
+    for code in (*by_users, *callers):
+        for line, steps in steps_by_line(code).items() if function in code.co_names else ():
+            if any(step.argval == function for step in steps):
+                return Location(code.co_filename, line, code.co_name)
+    first = next(iter(by_users or callers), None)
+    return Location(first.co_filename, first.co_firstlineno, first.co_name) if first is not None else None
 
 
 def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:

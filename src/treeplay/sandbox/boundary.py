@@ -80,7 +80,12 @@ class Boundary(Unmarked):
 
     def _passes(self, error: Exception) -> bool:
         is_reason = isinstance(error, self._reasons) and not isinstance(error, InternalError)
-        return is_reason or getattr(error, _MARK, False) or was_raised_by_handler(error)
+        return is_reason or is_users_own(error)
+
+
+def is_users_own(error: BaseException) -> bool:
+    """Whether code of the user's raised an exception that ends the call, such as the handler of a signal."""
+    return getattr(error, _MARK, False) or was_raised_by_handler(error)
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.trace.raised import program_raised
+from treeplay.trace.raised import program_raised, signals_apart
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.signature.references import not_plain, not_traced
 from treeplay.trace.traced import TracedRun
+from treeplay.trace.turn import Busy
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_leaf
 from treeplay.values.location import Location
@@ -85,8 +86,9 @@ def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None
     if was_noting:
         run.reads.resume()
     try:
-        call_backward(node)
-    except Refusal:
+        with signals_apart():
+            call_backward(node)
+    except (Refusal, Busy):
         raise
     except Exception as error:
         raise program_raised(error) from error

@@ -41,7 +41,7 @@ from treeplay.trace.numbers.stand_ins import (
     stand_in_for_rates,
     stand_in_for_state,
 )
-from treeplay.trace.raised import program_raised
+from treeplay.trace.raised import program_raised, signals_apart
 from treeplay.trace.restore.apart import reads_of, whose_changes
 from treeplay.trace.restore.caching import forget_cached, forget_in_tables
 from treeplay.trace.restore.left_behind import check_dead, check_global_state, check_no_leak
@@ -63,7 +63,7 @@ from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.averages import averages_without_asking
 from treeplay.trace.training.schedules import Schedules, stepped_last
 from treeplay.trace.training.skipping import steps_may_be_skipped
-from treeplay.trace.turn import turn
+from treeplay.trace.turn import Busy, turn
 from treeplay.values.signature import Kind
 
 
@@ -214,8 +214,9 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
 
 def _run(run: TracedRun, errors: ErrorsOfSymbols, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        return run.program(*args, **kwargs)
-    except (Refusal, KeyboardInterrupt):  # Ctrl-C ends the call
+        with signals_apart():
+            return run.program(*args, **kwargs)
+    except (Refusal, Busy, KeyboardInterrupt):  # Ctrl-C ends the call
         raise
     except BaseException as error:
         errors.note(error, error.__traceback__)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from treeplay.errors import ProgramRaised
+from treeplay.errors import ProgramRaised, Refusal
 from treeplay.observe.lines import OURS, failed_call, is_users
-from treeplay.sandbox.signal_handlers import was_raised_by_handler
+from treeplay.sandbox.boundary import is_users_own, users_own
+from treeplay.sandbox.signal_handlers import signal_handlers
+from treeplay.trace.turn import Busy
 from treeplay.values.refusal import Reason
 
 _ANY = "make the line independent of tensors' values, or keep this program eager"
@@ -23,10 +26,31 @@ def of_rule(error: Exception, operator: str) -> None:
         setattr(error, _RULE, operator)
 
 
+@contextmanager
+def signals_apart() -> Iterator[None]:
+    """A block that runs a program which is only looked at. If the handler of a signal raises in it, the run is worth nothing:
+    what the program makes of that is for its caller if it is an exception, else the call is to run as it is (`Busy`)."""
+    since = signal_handlers.raised
+    with signal_handlers.apart():
+        try:
+            yield
+        except Refusal as refusal:
+            if signal_handlers.raised == since:
+                raise
+            raise Busy from refusal
+        except Exception:
+            if signal_handlers.raised == since:
+                raise
+            with users_own():
+                raise
+    if signal_handlers.raised != since:
+        raise Busy
+
+
 def program_raised(error: BaseException, running: str = "running without data") -> ProgramRaised:
-    """An exception that came out of a program while it was only looked at. One that a signal's handler raised is not the
-    program's, and goes on its way from here."""
-    if was_raised_by_handler(error):
+    """An exception that came out of a program while it was only looked at. One that the handler of a signal raised, or that
+    came of it, goes on its way from here."""
+    if is_users_own(error):
         raise error
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     file = files[-1] if files else ""

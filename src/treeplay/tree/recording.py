@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from treeplay.errors import Differing, ProgramRaised, RanOtherwise, Refusal, TooEarly, UsageError
-from treeplay.sandbox.boundary import Boundary
-from treeplay.sandbox.signal_handlers import was_raised_by_handler
+from treeplay.sandbox.boundary import Boundary, is_users_own
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.answers import OTHERS, Answers, as_internal
@@ -112,7 +111,7 @@ class CallRecorder:
                 return lambda: UNLIKE
             return partial(answers.refused, entry, refusal, call)
         except Exception as error:
-            if was_raised_by_handler(error):
+            if is_users_own(error):
                 raise
             if recording is not None:
                 return partial(answer_raised, answers, entry, recording, [error], call)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Set
 from functools import lru_cache
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 
 import torch
 
@@ -56,18 +55,6 @@ def is_of_a_trace(code: CodeType) -> bool:
             _known.clear()
         known = _known[id(code)] = code, is_machinery(code.co_filename) or _is_of_symbols(code) or _is_of_a_record(code)
     return known[1]
-
-
-def is_of_a_handler(frame: FrameType | None, handlers: Set[CodeType]) -> bool:
-    """Whether a frame is that of a signal's handler, whose code is one of these, or was called by it: up to the next one that
-    is there because a program is traced, for all of a step may run in a handler."""
-    if not handlers:  # as a rule
-        return False
-    while frame is not None and not is_of_a_trace(frame.f_code):
-        if frame.f_code in handlers:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _is_of_symbols(code: CodeType) -> bool:

@@ -14,7 +14,8 @@ from threading import get_ident
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
-from treeplay.guards.reads.machinery import is_of_a_handler, is_of_a_trace
+from treeplay.guards.reads.machinery import is_of_a_trace
+from treeplay.sandbox.signal_handlers import SignalHandlers, signal_handlers
 
 _BASES = type.__dict__["__mro__"].__get__  # past metaclasses, which may be the user's
 _NAMESPACE = type.__dict__["__dict__"].__get__
@@ -26,8 +27,8 @@ class RanCode(Protocol):
     is_complete: bool
     """Not where somebody else's tool could not be set aside, or the profiler failed: then nobody knows what ran."""
 
-    def start(self, handlers: frozenset[CodeType] = frozenset()) -> None:
-        """Begin to note, in this thread, but for what handlers of signals with this code run."""
+    def start(self) -> None:
+        """Begin to note, in this thread, but for what handlers of signals run."""
 
     def stop(self) -> None:
         """End it."""
@@ -63,12 +64,10 @@ class _Profiled:
         self._profile = cProfile.Profile(subcalls=True, builtins=True)
         self._entries: list[Any] = []  # once it has stopped
         self._theirs: Any = None
-        self._handlers: frozenset[CodeType] = frozenset()
         self._is_on = False
         self.is_complete = True
 
-    def start(self, handlers: frozenset[CodeType] = frozenset()) -> None:
-        self._handlers = handlers
+    def start(self) -> None:
         self._theirs = sys.getprofile()
         if self._theirs is not None and not callable(self._theirs) and not isinstance(self._theirs, _Profiler):
             self._theirs, self.is_complete = None, False  # in C, as torch's is: nobody could put it back
@@ -83,7 +82,7 @@ class _Profiled:
         self.pause()
         theirs, self._theirs = self._theirs, None
         try:
-            self._entries = _without(self._handlers, self._profile.getstats())
+            self._entries = _without_handlers(self._profile.getstats())
         except MemoryError:  # so it calls whatever was raised while it noted something, as by a signal's handler
             self.is_complete = False
         if theirs is not None:
@@ -115,7 +114,7 @@ class _Profiled:
         for entry in self._entries:
             is_builtin = isinstance(entry.code, str) and entry.code.startswith(_BUILTIN)
             if is_builtin and entry.callcount > calls.get(entry.code, 0):
-                found[entry.code[len(_BUILTIN) : -1]] = everyone
+                found.setdefault(entry.code[len(_BUILTIN) : -1], []).extend(everyone)
         return found
 
     def methods(self) -> set[str]:
@@ -140,13 +139,12 @@ class _Monitored:
         self._known: dict[tuple[int, str], type] = {}  # of which `_methods` tells, by the `id` of the class
         self._messages: set[str] = set()
         self._thread = 0
-        self._handlers: frozenset[CodeType] = frozenset()
         self._is_on = False
         self.is_complete = True
 
-    def start(self, handlers: frozenset[CodeType] = frozenset()) -> None:
+    def start(self) -> None:
         monitoring, events = self._monitoring, self._monitoring.events
-        self._thread, self._handlers = get_ident(), handlers
+        self._thread = get_ident()
         try:
             monitoring.use_tool_id(_TOOL, "treeplay")
         except ValueError:  # another tool has the number
@@ -190,9 +188,7 @@ class _Monitored:
         return self._messages
 
     def _on_start(self, code: CodeType, _: int) -> Any:
-        if not self._is_on or get_ident() != self._thread:
-            return None
-        if is_of_a_handler(sys._getframe(1), self._handlers):
+        if not self._is_on or signal_handlers.is_running or get_ident() != self._thread:
             return None
         if code is _PASSES_ON:  # by a call with `**`, of which Python 3.12 tells nothing
             caller = sys._getframe(1).f_back
@@ -203,7 +199,7 @@ class _Monitored:
         return self._monitoring.DISABLE if code is not _PASSES_ON else None  # once is enough
 
     def _on_call(self, code: CodeType, _: int, function: object, __: object) -> None:
-        if not self._is_on or get_ident() != self._thread:
+        if not self._is_on or signal_handlers.is_running or get_ident() != self._thread:
             return
         if type(function) is MethodDescriptorType:
             self._note_method(function.__objclass__, function.__name__)
@@ -221,13 +217,13 @@ class _Monitored:
             self._methods.add(f"{owner.__name__}.{name}")
 
 
-def _without(handlers: frozenset[CodeType], entries: list[Any]) -> list[Any]:
-    """The profile without the code of handlers of signals, and without what was called by such code alone."""
-    if not handlers:  # as a rule
+def _without_handlers(entries: list[Any]) -> list[Any]:
+    """The profile without what handlers of signals called, and nobody else."""
+    waiting = [entry for entry in entries if entry.code is _HANDLES]
+    if not waiting:  # as a rule
         return entries
-    by_id, gone = {id(entry.code): entry for entry in entries}, {*map(id, handlers)}
+    by_id, gone = {id(entry.code): entry for entry in entries}, {id(_HANDLES)}
     calls = {key: entry.callcount for key, entry in by_id.items()}
-    waiting = [entry for key, entry in by_id.items() if key in gone]
     while waiting:
         for call in waiting.pop().calls or ():
             key = id(call.code)
@@ -238,6 +234,7 @@ def _without(handlers: frozenset[CodeType], entries: list[Any]) -> list[Any]:
     return [entry for entry in entries if id(entry.code) not in gone]
 
 
+_HANDLES = SignalHandlers.handle.__code__
 _TOOL = 4  # one of the numbers that Python gives to nobody
 _BUILTIN = "<built-in method "
 _PASSES_ON = logging.Logger._log.__code__

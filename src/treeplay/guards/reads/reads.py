@@ -11,7 +11,7 @@ noted was not read. Objects of classes that cannot be changed (those of extensio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from contextlib import ExitStack
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
 from types import CodeType, ModuleType
@@ -19,12 +19,12 @@ from typing import Any
 
 from treeplay.guards.entries import entry_of
 from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_to, take_out, watch_modules
-from treeplay.guards.reads.machinery import is_of_a_handler, is_of_a_patch, is_of_a_trace
+from treeplay.guards.reads.machinery import is_of_a_patch, is_of_a_trace
 from treeplay.guards.reads.names import entry_taken
 from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
-from treeplay.sandbox.signal_handlers import codes_of_handlers
+from treeplay.sandbox.signal_handlers import signal_handlers
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.flags import ConfigModule, is_setting
 from treeplay.values.kinds import is_a, module_of, table_of
@@ -79,8 +79,7 @@ class Reads:
         self._modules: list[ModuleType] = []
         self._further = list(modules)  # which may be among those that are loaded
         self._watched_modules: set[int] = set()
-        self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
-        self._handlers: frozenset[CodeType] = frozenset()  # nor are those of signals
+        self._quiet = ExitStack()  # from what runs at any moment, and is none of the program's
         self._ran = noting()
         self._thread = 0
         # Told of what the program's own code is about to be given by a module, under which name, and of the code.
@@ -97,9 +96,9 @@ class Reads:
         except BaseException:
             self._put_back()
             raise
-        self._quiet.__enter__()
-        self._handlers = codes_of_handlers()
-        self._ran.start(self._handlers)
+        self._quiet.enter_context(without_callbacks())
+        self._quiet.enter_context(signal_handlers.apart())
+        self._ran.start()
         self.is_noting = True
         _watching.append(self)
         _tell_innermost()
@@ -111,7 +110,7 @@ class Reads:
         _tell_innermost()
         steps = Teardown()
         steps.add("putting classes and modules back", self._put_back)
-        steps.add("putting the collector's callbacks back", partial(self._quiet.__exit__, None, None, None))
+        steps.add("putting the collector's callbacks and handlers of signals back", self._quiet.close)
         steps.add("leaving the interpreter's events", self._ran.stop)
         error = steps.run()
         if error is not None:
@@ -181,10 +180,10 @@ class Reads:
         known = self.objects.get(id(value))
         if known is not None and name in known.read:  # nearly all reads are such
             return
-        if not self.is_noting or get_ident() != self._thread:
+        if not self.is_noting or signal_handlers.is_running or get_ident() != self._thread:
             return
         frame = _getframe(2)
-        if is_of_a_trace(frame.f_code) or is_of_a_handler(frame, self._handlers):
+        if is_of_a_trace(frame.f_code):
             return
         if name == WHOLE:
             # `dis`, which looks at the instructions, is not run by the program.
@@ -205,11 +204,10 @@ class Reads:
 
     def note_store(self, value: Any, name: str) -> None:
         """`name` of `value` will be assigned or deleted, by the code two frames below."""
-        if self.is_noting and get_ident() == self._thread:
+        if self.is_noting and not signal_handlers.is_running and get_ident() == self._thread:
             frame = _getframe(2)
             code = frame.f_code
-            is_import = is_a(value, ModuleType) and is_of_a_trace(code)
-            if is_import or is_of_a_handler(frame, self._handlers):
+            if is_a(value, ModuleType) and is_of_a_trace(code):  # an import
                 return
             is_of_settings = is_a(value, ConfigModule)
             if is_of_settings and not is_setting(value, name):  # what such a module notes of itself

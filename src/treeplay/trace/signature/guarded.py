@@ -13,7 +13,7 @@ from treeplay.guards.check.guards import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import hashed, spot_of
-from treeplay.guards.outside import never_the_same, seeds_asked, settings_asked, threads_started
+from treeplay.guards.outside import Asking, never_the_same, seeds_asked, settings_asked, signals_asked, threads_started
 from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
@@ -27,7 +27,6 @@ from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, slots_of
-from treeplay.values.location import Location
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
@@ -134,11 +133,16 @@ def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
             yield Reason(name, why, advice, where)
 
 
-_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], tuple[str, Location | None] | None], str, str], ...] = (
+_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], Asking | None], str, str], ...] = (
     (
         lambda reads: threads_started(reads.builtins),
         "starts a thread, and what a thread does is in no recording",
         "start it outside of the program",
+    ),
+    (
+        lambda reads: signals_asked(reads.builtins, (reads.code or {}).values()),
+        "is asked by the program, and a replay sets no handler or timer of signals, and notices none that is set",
+        "do it outside of the program",
     ),
     (
         lambda reads: never_the_same(reads.builtins),

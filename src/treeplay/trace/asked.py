@@ -2,8 +2,8 @@
 
 What it reads on the host is made of constants alone, and is the same in each run.
 
-Transformers reads masks on the host unless a tensor is a fake. What the trace computes is, and so the program takes the way
-without reads. In a second run, what is computed are tensors that hold fakes: to them, the answer is the same.
+Transformers reads masks and tokens on the host unless it is traced, which it tells by asking whether a tensor is a fake. To it,
+all tensors are while a program is traced, also those that are given: it takes the way without reads.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treeplay.torch_seam.fakes import is_without_data
+import torch
+
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import Shared, all_wanted
 
 
 def _fakes_too(original: Callable[[Any], bool], value: Callable[[], Any]) -> Callable[[Any], bool]:
     def is_fake(tensor: Any) -> bool:
-        is_input = value()
-        return original(tensor) if is_input is None else is_without_data(tensor) and not is_input(tensor)
+        return isinstance(tensor, torch.Tensor) if value() else original(tensor)
 
     return is_fake
 
@@ -29,9 +29,9 @@ _ASKS = (Shared("transformers.utils.import_utils", "is_fake_tensor", _fakes_too)
 """Functions of libraries that tell whether a tensor is a fake."""
 
 
-def answered_as_in_the_trace(is_input: Callable[[Any], bool]) -> contextlib.AbstractContextManager[None]:
-    """For a block, whatever the program computes in this thread is a fake to libraries that ask; its inputs are not."""
-    return all_wanted(_ASKS, is_input)
+def told_of_the_trace() -> contextlib.AbstractContextManager[None]:
+    """For a block, each tensor in this thread is a fake to libraries that ask."""
+    return all_wanted(_ASKS)
 
 
 class ReadsAsInTheTrace(TorchDispatchMode):

@@ -27,6 +27,7 @@ from treeplay.torch_seam.autograd import histories_given, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.trace.arrays import arrays_become_tensors
+from treeplay.trace.asked import told_of_the_trace
 from treeplay.trace.by_class import known_as_tensors
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.differentiable import run_custom_backwards
@@ -168,7 +169,6 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
     schedules = Schedules(run.tracer, run.found)
     errors = ErrorsOfSymbols()
-    apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
         stand_in_for_arguments(run) as (args, kwargs),
         no_waiting(run.tracer),
@@ -185,7 +185,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
         numbers_answer(run.found, has_any=bool(run.numbers or run.call.numbers)),
         plain_functions(),
         ProductsAsEager(),
-        apart,
+        run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext(),
         mode_in_backward(run.watch),  # Python that a backward calls may do as much to a tensor
         run.tracer,
         run.watch,
@@ -214,7 +214,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
 
 def _run(run: TracedRun, errors: ErrorsOfSymbols, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        with signals_apart():
+        with told_of_the_trace(), signals_apart():
             return run.program(*args, **kwargs)
     except (Refusal, Busy, KeyboardInterrupt):  # Ctrl-C ends the call
         raise
@@ -237,8 +237,7 @@ def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
     tape = run.tracer.tape
     with contextlib.suppress(Refusal):
         check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
-    difference = first_difference(first_run, tape.log)
-    if difference is not None:
+    if (difference := first_difference(first_run, tape.log)) is not None:
         tape.refusals[difference] = None
 
 

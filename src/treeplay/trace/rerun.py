@@ -30,7 +30,7 @@ from treeplay.torch_seam.facts import FACTS, is_of_tracer
 from treeplay.torch_seam.fakes import rules_fail_quietly
 from treeplay.torch_seam.modes import native_layers
 from treeplay.torch_seam.tensors import TensorBase
-from treeplay.trace.asked import ReadsAsInTheTrace, answered_as_in_the_trace
+from treeplay.trace.asked import ReadsAsInTheTrace, told_of_the_trace
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.restore.apart import told_apart
@@ -64,7 +64,6 @@ class Substitution:
         self._others: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
         self.given: dict[int, torch.Tensor] = {}  # the program's own, by the `id` of what it is passed instead
-        self._passed: frozenset[int] = frozenset()
         self.is_exact = False
 
     def set(
@@ -72,7 +71,6 @@ class Substitution:
     ) -> None:
         """From now on `others` stand in for `own`. The program is passed some of them itself, whose `id` is in `passed`: it
         never gets its own for these."""
-        self._passed = passed
         self._others = {id(mine): other for mine, other in zip(own, others, strict=True)}
         self._own = {id(other): mine for mine, other in zip(own, others, strict=True) if id(other) not in passed}
 
@@ -92,10 +90,6 @@ class Substitution:
         if isinstance(value, dict) and value:
             return {key: self.other(part) for key, part in value.items()}
         return value
-
-    def is_input(self, value: Any) -> bool:
-        """Whether a tensor is one of the program's inputs, or stands in for one."""
-        return id(value) in self._own or id(value) in self._others or id(value) in self._passed
 
     def own(self, value: Any) -> Any:
         """The program's own tensor for one that stands in for it; anything else is itself."""
@@ -207,7 +201,7 @@ class Rerun:
                 stack.enter_context(around)
             # Not at the end of `__call__`: a backward may run parts of the program again, and needs the others and the mode.
             stack.callback(self._substitution.set, (), ())
-            stack.enter_context(answered_as_in_the_trace(self._substitution.is_input))
+            stack.enter_context(told_of_the_trace())
             stack.enter_context(self._substitution.mode())
             stack.enter_context(mode_in_backward(SavedOnly(self._refuse)))  # which the caller will run
             yield

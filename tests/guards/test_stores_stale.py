@@ -651,6 +651,25 @@ def test_a_patch_of_torchs_settings_that_ends_in_the_call_is_replayed_whatever_i
         config.recompile_limit = was
 
 
+def test_a_setting_of_torchs_that_is_read_after_a_patch_of_it_has_ended_is_guarded() -> None:
+    from torch._dynamo import config
+
+    def run(x: Tensor) -> Tensor:
+        with config.patch(recompile_limit=was + 1):
+            y = x * config.recompile_limit
+        return y - config.recompile_limit
+
+    was = config.recompile_limit
+    jitted = treeplay.jit(run, lower="aten", on_refusal="raise")
+    try:
+        for k in (0, 0, 0, 3, 3):
+            config.recompile_limit = was + k
+            assert torch.equal(jitted(torch.ones(3)), run(torch.ones(3)))
+        assert jitted.statistics().recordings == 2
+    finally:
+        config.recompile_limit = was
+
+
 def test_a_setting_of_torchs_that_the_program_counts_up_counts_once_in_the_refused_call() -> None:
     from torch._dynamo import config
 

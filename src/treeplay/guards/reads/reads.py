@@ -193,7 +193,8 @@ class Reads:
         elif name in _WHOLE_BY:
             name = WHOLE
         noted = self._noted(value)
-        if name not in noted.assigned:  # what a program reads after it has assigned it is its own
+        # What a program reads after it has assigned it is its own, unless a patch has put back what was there before.
+        if name not in noted.assigned or noted.patched.get(name) == []:
             noted.read[name] = None
             if self.meets is not None and is_a(value, ModuleType) and is_users_or_text(frame.f_code.co_filename):
                 self.pause()

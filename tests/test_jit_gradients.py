@@ -160,6 +160,26 @@ def test_gradients_of_gradients_are_eagers(action: Callable[..., Any]) -> None:
     assert pair.jitted.statistics().replays == 2
 
 
+def test_gradients_of_gradients_of_computed_weights_are_eagers() -> None:
+    """Of which the last bias has no part in the second derivative."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def program(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (x,))  # type: ignore[no-any-return]
+
+    jitted = jit(program)
+    for _ in range(3):
+        x, found = torch.randn(4, 3, requires_grad=True), []
+        for call in (jitted, program):
+            model.zero_grad()
+            weights = {name: weight * 2 for name, weight in model.named_parameters()}
+            residual(lambda x, call=call, weights=weights: call(weights, x), x, None)
+            found.append([weight.grad for weight in model.parameters()])
+        torch.testing.assert_close(*found)
+    assert jitted.statistics().replays == 2
+
+
 def test_a_program_that_changed_before_its_backward_is_not_differentiated_again() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     program = jit(model)
@@ -924,6 +944,42 @@ def test_a_custom_backward_draws_only_where_autograd_runs_it(results: tuple[int,
             found.append((gradients, torch.rand(2)))
         assert_same(*found)
     assert jitted.statistics().replays >= 5
+
+
+_GIVEN_BACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "itself": lambda y: y,
+    "a view": lambda y: y[1:],
+    "detached": lambda y: y.detach() * 2 - 1,
+}
+
+
+@pytest.mark.parametrize("back", _GIVEN_BACK)
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("front", ["jit", "compile"])
+def test_no_backward_runs_for_what_is_given_back_without_a_gradient_of_its_own(
+    back: str, is_leaf: bool, front: str
+) -> None:
+    """Neither draws it, nor frees what the next backward needs."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return DrawsTheGradient.apply(x * 2) * x, _GIVEN_BACK[back](y)  # type: ignore[no-untyped-call]
+
+    calls = {
+        "jit": lambda: treeplay.jit(program, lower="aten", on_refusal="raise"),
+        "compile": lambda: torch.compile(program, backend="treeplay", options={"inner": "aten"}),
+    }
+    mine = calls[front]()
+    for k in range(3):
+        found = []
+        for call in (mine, program):
+            torch.manual_seed(k)
+            x, y = (torch.arange(6.0, requires_grad=True) for _ in range(2))
+            result, _ = call(x, y if is_leaf else y * 3)
+            nothing = torch.autograd.grad(result.sum(), [y], allow_unused=True)
+            drawn = torch.rand(2)
+            result.sum().backward()
+            found.append((nothing, drawn, x.grad, y.grad, torch.rand(2)))
+        assert_same(*found)
 
 
 @pytest.mark.parametrize("preserves", [True, False])

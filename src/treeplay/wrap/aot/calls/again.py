@@ -265,7 +265,7 @@ class Onward:
             ctx.why = self._why
             return None
         try:
-            inputs = inputs_again(ctx, self._node.inputs, may_differ=True)  # type: ignore[arg-type]
+            inputs = self._inputs(ctx, may_differ=True)
         except Refusal as refusal:
             ctx.why = refusal.reason.why
             return None
@@ -281,7 +281,7 @@ class Onward:
                 _plain(gradient, tangent, k)
                 for k, (gradient, tangent) in enumerate(zip(came, self._node.tangents, strict=True))
             ]
-            inputs = inputs_again(ctx, self._node.inputs)  # type: ignore[arg-type]
+            inputs = self._inputs(ctx)
             if not self._node.draws:
                 return tuple(self._again(self._node, self._origins, inputs, given))
             if ctx.states is None:
@@ -292,3 +292,9 @@ class Onward:
         except Refusal as refusal:
             ctx.why = refusal.reason.why
             return None
+
+    def _inputs(self, ctx: Any, *, may_differ: bool = False) -> list[Any]:
+        inputs = inputs_again(ctx, self._node.inputs, may_differ=may_differ)  # type: ignore[arg-type]
+        for k in self._node.detached:  # the function was traced with what needs a gradient
+            inputs[k] = inputs[k].detach().requires_grad_()
+        return inputs

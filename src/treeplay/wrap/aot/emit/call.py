@@ -151,7 +151,7 @@ class _PlanEmitter(PlanText):
 
     def training(self, node: NodePlan) -> None:
         given = self.plan.inputs
-        passed = ", ".join(self.named(k) + (".detach()" if k in node.detached else "") for k in given)
+        passed = ", ".join(self.named(k) + (".detach()" if at in node.detached else "") for at, k in enumerate(given))
         self.use("is_transformed", modes.is_transformed)
         self.use("transformed", surroundings.transformed)
         self.add("if is_transformed(): raise transformed('forward')")

@@ -181,9 +181,9 @@ class NodePlan:
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes; before these come `inner`
     ones that nobody but the backward sees, which the forward may give in one block. `feeds` says, for
-    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
-    returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
-    after the graph, `fresh` lie in new memory, and others see the memory of those that are `elsewhere`. `late` are the
+    each input, from which tangents (by position) its gradient comes; None where there is none at all: of these inputs, the
+    `detached` need one. `views` are returned values that lose their base on the way out. Of the saved values, `copied` lie in
+    an argument which is written after the graph, `fresh` in new memory, others see that of those `elsewhere`. `late` are the
     backward's own writes; their values come after the gradients, and what the arguments among them hold goes in after the
     tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes

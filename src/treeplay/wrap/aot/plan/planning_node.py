@@ -54,7 +54,10 @@ def plan_node(
     # Only where gradients, one input each, come last is there a backward for some of them.
     is_whole = plan.opened is not None or others > 0 or bool(late)
     apart = () if is_whole else backward_groups(backward, len(values))
-    part = _acting_for_some(backward, range(len(values)), [k for k, feed in enumerate(feeds) if feed is not None])
+    needing = [k for k, info in enumerate(facts.input_info) if info.requires_grad]
+    # With a part in the node, one for which there is no gradient would have autograd run it.
+    detached = [k for k in needing if feeds[k] is None and not _is_opened(plan, k)]
+    part = _acting_for_some(backward, range(len(values)), {*needing} - {*detached})
     if is_whole and part is not None:
         why = "a custom function's backward draws random numbers or acts otherwise, and may run for some of the gradients only"
         raise refusal_to_wrap("backward", why, location_in(part.meta.get("stack_trace")))
@@ -72,11 +75,7 @@ def plan_node(
         is_whole=is_whole,
         acts_for_some=part is not None,
         inner=0 if apart else inner,  # what one backward has freed, a block would keep for the others
-        detached=tuple(
-            plan.inputs[k]
-            for k, info in enumerate(facts.input_info)
-            if info.requires_grad and not info.is_leaf and feeds[k] is None and not _is_opened(plan, k)
-        ),
+        detached=tuple(detached),
         views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
         elsewhere=seen_elsewhere(forward, plan, saved),

@@ -102,15 +102,17 @@ def was_taken_with_gradients(tensor: torch.Tensor) -> bool | None:
 
 
 def history(nodes: Iterable[Any], known: Iterable[Any] = ()) -> Iterator[Any]:
-    """These nodes of autograd's graph and all that they lead to, each once, but for those that are `known` and what is behind
-    them. A leaf's accumulator has it as its `variable`."""
-    waiting, seen = [*nodes], {None, *known}
+    """These nodes of autograd's graph and all that they lead to, each once and after what it leads to, but for those that are
+    `known` and what is behind them. A leaf's accumulator has it as its `variable`."""
+    waiting, seen = [(node, False) for node in nodes], {None, *known}
     while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
+        node, is_followed = waiting.pop()
+        if is_followed:
             yield node
-            waiting.extend(following for following, _ in node.next_functions)
+        elif node not in seen:
+            seen.add(node)
+            waiting.append((node, True))
+            waiting.extend((following, False) for following, _ in node.next_functions)
 
 
 def is_used_up(node: Any) -> bool:

@@ -28,3 +28,18 @@ def test_a_custom_backward_runs_for_results_and_inputs_by_autograds_graph() -> N
         drawn = traced.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.rand.default)
         found = {(tuple(node.meta["runs_for"].results), tuple(node.meta["runs_for"].inputs)) for node in drawn}
     assert found == {((1,), (0,)), ((2,), (2,))}
+
+
+def test_a_custom_backward_behind_others_runs_for_what_leads_to_them_too() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        first = Draws.apply(x - y)  # type: ignore[no-untyped-call]
+        z.mul_(first)
+        second = Draws.apply(first / y)  # type: ignore[no-untyped-call]
+        return [second - x, y / 2, first]
+
+    inputs = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(3)]
+    with captured(program, inputs, None) as (traced, _):
+        drawn = traced.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.rand.default)
+        marks = [node.meta["runs_for"] for node in drawn]
+    found = {(tuple(sorted(mark.results)), tuple(mark.written), tuple(sorted(mark.inputs))) for mark in marks}
+    assert found == {((0, 2), (2,), (0, 1)), ((0,), (), (0, 1))}

@@ -9,7 +9,7 @@ the graph that is traced does not tell. Autograd's own graph does, as long as it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,23 +56,49 @@ class CustomBackwards:
         graph = graph_in_trace()
         if graph is None:
             return
-        known = [node for node, _ in self._edges]
-        of_results, of_inputs = self._custom(results, known), self._custom(self._inputs, known)
-        for node in {*of_results, *of_inputs}:
-            edges = [edge for passed in history([node], known) for edge in passed.next_functions]
-            inputs = frozenset(self._edges[edge] for edge in edges if edge in self._edges)
-            runs_for = RunsFor(of_results.get(node, frozenset()), of_inputs.get(node, frozenset()), inputs)
-            _mark_what_it_calls(node, graph, runs_for)
+        ends = [
+            (k, value.grad_fn)
+            for k, value in enumerate([*results, *self._inputs])
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None
+        ]
+        nodes = [*history((node for _, node in ends), (node for node, _ in self._edges))]
+        custom = [node for node in nodes if isinstance(node, BackwardCFunction)]
+        if not custom:  # as a rule
+            return
+        led_from, leads_to = _led_from(nodes, ends), _leads_to(nodes, self._edges)
+        for node in custom:
+            of = _positions(led_from[node])
+            of_results = frozenset(k for k in of if k < len(results))
+            written = frozenset(k - len(results) for k in of - of_results)
+            _mark_what_it_calls(node, graph, RunsFor(of_results, written, _positions(leads_to[node])))
 
-    def _custom(self, values: Sequence[Any], known: Sequence[Any]) -> dict[Any, frozenset[int]]:
-        """The nodes of custom functions, and which of the values each leads to."""
-        found: dict[Any, frozenset[int]] = {}
-        for k, value in enumerate(values):
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                for node in history([value.grad_fn], known):
-                    if isinstance(node, BackwardCFunction):
-                        found[node] = found.get(node, frozenset()) | {k}
-        return found
+
+def _led_from(nodes: Sequence[Any], ends: Iterable[tuple[int, Any]]) -> dict[Any, int]:
+    """Which tensors lead to each of the nodes, as the bits of a number: there may be many of both. `ends`: where each tensor's
+    history begins."""
+    found = dict.fromkeys(nodes, 0)
+    for k, node in ends:
+        if node in found:
+            found[node] |= 1 << k
+    for node in reversed(nodes):
+        for following, _ in node.next_functions:
+            if following in found:
+                found[following] |= found[node]
+    return found
+
+
+def _leads_to(nodes: Iterable[Any], inputs: Mapping[Any, int]) -> dict[Any, int]:
+    """Which inputs, told by their edges, each of the nodes leads to, in the same way."""
+    found: dict[Any, int] = {}
+    for node in nodes:
+        found[node] = 0
+        for edge in node.next_functions:
+            found[node] |= 1 << inputs[edge] if edge in inputs else found.get(edge[0], 0)
+    return found
+
+
+def _positions(bits: int) -> frozenset[int]:
+    return frozenset(k for k, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
 def _mark_what_it_calls(node: Any, graph: torch.fx.Graph, runs_for: RunsFor) -> None:

@@ -250,3 +250,95 @@ def test_a_view_may_get_a_history_where_it_was_taken_with_gradients_on(
             view = jitted(x)[call % count]
         assert may_be_written(view) == (program is taken_with), call
     assert jitted.statistics().replays >= count
+
+
+class KeepsItsArgument(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(d)
+        return w * d
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (d,) = ctx.saved_tensors
+        return gradient * d, None
+
+
+def data_of_result(x: torch.Tensor, w: torch.Tensor) -> Any:
+    y = (x * w).exp()
+    return y, y.data
+
+
+def data_that_the_backward_needs(x: torch.Tensor, w: torch.Tensor) -> Any:
+    d = x.data
+    return d * w - 1, d
+
+
+def data_of_which_the_backward_needs_a_view(x: torch.Tensor, w: torch.Tensor) -> Any:
+    d = x.data
+    return (d[1:] * w[1:]).sum(), d
+
+
+def data_that_a_custom_function_keeps(x: torch.Tensor, w: torch.Tensor) -> Any:
+    d = x.data
+    return KeepsItsArgument.apply(w, d), d  # type: ignore[no-untyped-call]
+
+
+def computed_of_data(x: torch.Tensor, w: torch.Tensor) -> Any:
+    d = x.data * 2
+    return d * w, d
+
+
+def data_and_a_view_of_it(x: torch.Tensor, w: torch.Tensor) -> Any:
+    d = (x * 2).data
+    return x * w, d, d[1:]
+
+
+BESIDE_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "result": data_of_result,
+    "argument": lambda x, w: (x * w, x.data),
+    "parameter": lambda x, w: (x * w, w.data),
+    "view": lambda x, w: (x * w, x.data[1:]),
+    "part": lambda x, w: (x * w, x.data.chunk(3)[1]),
+    "with a history of its own": lambda x, w: (x * w, x.data.mul(2).mul_(w)),
+    "computed": computed_of_data,
+    "and a view": data_and_a_view_of_it,
+    "detached": lambda x, w: (x * w, x.detach()),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_GRADIENTS)
+def test_a_write_to_a_result_moves_the_versions_that_eagers_moves_beside_gradients(name: str) -> None:
+    program = BESIDE_GRADIENTS[name]
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for _ in range(4):
+        found = []
+        for call in (jitted, program):
+            x, w = torch.arange(3.0), torch.full((3,), 2.0, requires_grad=True)
+            results = call(x, w)
+            before = [tensor._version for tensor in (x, w, *results)]
+            results[1].detach().add_(1)
+            moved = [tensor._version - version for tensor, version in zip((x, w, *results), before, strict=True)]
+            try:
+                results[0].sum().backward()
+                gradient = w.grad
+            except RuntimeError:
+                gradient = None
+            found.append(str((moved, gradient, [result.requires_grad for result in results])))
+        assert found[0] == found[1]
+    assert jitted.statistics().replays >= 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [data_that_the_backward_needs, data_of_which_the_backward_needs_a_view, data_that_a_custom_function_keeps],
+)
+def test_a_write_to_a_result_that_came_through_data_is_seen_by_the_backward_that_needs_it(program: Any) -> None:
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for _ in range(4):
+        for call in (jitted, program):
+            result, d = call(torch.arange(3.0), torch.full((3,), 2.0, requires_grad=True))
+            d.add_(1)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.sum().backward()
+    assert jitted.statistics().replays >= 2

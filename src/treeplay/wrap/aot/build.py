@@ -25,7 +25,7 @@ from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes, arrange, needs
 from treeplay.wrap.aot.plan.layouts import reshaped_and_back
 from treeplay.wrap.aot.plan.names import names_of
 from treeplay.wrap.aot.plan.planning import plan_call
-from treeplay.wrap.aot.plan.shared_results import with_common_values
+from treeplay.wrap.aot.plan.shared_results import with_common_values, with_own_versions
 from treeplay.wrap.aot.plan.subclass_rules import in_user_terms
 from treeplay.wrap.aot.tracing.capture import captured
 from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal_to_wrap
@@ -192,7 +192,8 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
         compilers=compilers,
     )
     checks = tuple(map(check_of, task.samples)) if task.is_checked else ()
-    plan = dataclasses.replace(with_common_values(traced, plan), checks=checks, awaited=task.awaited)
+    plan = with_own_versions(with_common_values(traced, plan), seen.own_versions)
+    plan = dataclasses.replace(plan, checks=checks, awaited=task.awaited)
     if not traced.is_joint:
         return load_inference(traced, plan, compilers)
     again, mark = None, fingerprint(traced)

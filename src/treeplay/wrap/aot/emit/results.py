@@ -78,5 +78,5 @@ def _view(text: PlanText, k: int, view: View) -> str:
         text.use("view_in", helpers.view_in)
     else:
         made = view_expression(base, layout, is_whole=False)
-    made += ".detach()" if view.is_detached else ""
+    made += "" if not view.is_detached else ".data" if view.has_own_version else ".detach()"
     return made + (".requires_grad_()" if view.requires_grad else "")

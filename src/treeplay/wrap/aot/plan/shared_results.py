@@ -8,7 +8,7 @@ memory of its own, and a write to one would no longer be seen in the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,18 @@ def with_common_values(traced: Traced, plan: CallPlan) -> CallPlan:
     output.args = (tuple(values),)
     traced.graph.graph.eliminate_dead_code()
     traced.graph.recompile()
+    return replace(plan, results=tuple(results))
+
+
+def with_own_versions(plan: CallPlan, own: Collection[int]) -> CallPlan:
+    """The plan in which these results, which share memory with something else, count their versions by themselves."""
+    results = list(plan.results)
+    for k in own:
+        result = results[k]
+        if isinstance(result, Fresh):
+            results[k] = View(result, None, is_detached=True, has_own_version=True)
+        elif isinstance(result, View):
+            results[k] = replace(result, is_detached=True, has_own_version=True)
     return replace(plan, results=tuple(results))
 
 

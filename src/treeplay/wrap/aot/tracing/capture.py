@@ -98,7 +98,9 @@ class _WatchedFunction(torch.nn.Module):
             function: Any = self.function
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
-        custom.watch(results)
+        has_custom = custom.watch(results)
+        # What a custom function keeps for its backward, nobody tells.
+        self.seen.own_versions = set() if has_custom else watch.data.own_versions(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
         if is_as_called:
             modes = {k: was_taken_with_gradients(r) for k, r in enumerate(results) if isinstance(r, torch.Tensor)}

@@ -51,11 +51,8 @@ class CustomBackwards:
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
 
-    def watch(self, results: Sequence[Any]) -> None:
-        """Once the function has run: from here on, the backward may."""
-        graph = graph_in_trace()
-        if graph is None:
-            return
+    def watch(self, results: Sequence[Any]) -> bool:
+        """Once the function has run: from here on, the backward may. Tells whether there is a custom function's."""
         ends = [
             (k, value.grad_fn)
             for k, value in enumerate([*results, *self._inputs])
@@ -63,14 +60,16 @@ class CustomBackwards:
         ]
         nodes = [*history((node for _, node in ends), (node for node, _ in self._edges))]
         custom = [node for node in nodes if isinstance(node, BackwardCFunction)]
-        if not custom:  # as a rule
-            return
+        graph = graph_in_trace()
+        if not custom or graph is None:  # as a rule
+            return bool(custom)
         led_from, leads_to = _led_from(nodes, ends), _leads_to(nodes, self._edges)
         for node in custom:
             of = _positions(led_from[node])
             of_results = frozenset(k for k in of if k < len(results))
             written = frozenset(k - len(results) for k in of - of_results)
             _mark_what_it_calls(node, graph, RunsFor(of_results, written, _positions(leads_to[node])))
+        return True
 
 
 def _led_from(nodes: Sequence[Any], ends: Iterable[tuple[int, Any]]) -> dict[Any, int]:

@@ -32,7 +32,8 @@ class TraceFindings:
     while, with what they are in the end; `results`: all results, where there are such arguments; `rebased`: arguments to
     which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does;
     `own`: which results are an argument itself, by result; `grad_modes`: whether gradients were on where a result was
-    taken that is a view, by result, where that is not as around the function.
+    taken that is a view, by result, where that is not as around the function; `own_versions`: results that came through `.data`
+    and count their versions by themselves.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class TraceFindings:
     rebased: set[int] = field(default_factory=set)
     own: dict[int, int] = field(default_factory=dict)
     grad_modes: dict[int, bool] = field(default_factory=dict)
+    own_versions: set[int] = field(default_factory=set)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""

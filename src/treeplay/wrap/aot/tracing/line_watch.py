@@ -24,6 +24,7 @@ from treeplay.wrap.aot.plan.overlap import is_folded
 from treeplay.wrap.aot.tracing import in_place
 from treeplay.wrap.aot.tracing.dropout import done_as_eager, in_eagers_order
 from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal_to_wrap
+from treeplay.wrap.aot.tracing.through_data import ThroughData
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
@@ -76,7 +77,7 @@ class LineWatch(TorchFunctionMode):
         self.seen = seen
         self.is_exact = is_exact
         self.names = names
-        self.data: list[torch.Tensor] = []
+        self.data = ThroughData()
         self.reshaped: list[tuple[torch.Tensor, tuple[str, Location | None]]] = []
         self.born: dict[int, tuple[torch.Tensor, Location | None]] = {}
         self.told: list[tuple[torch.Tensor, Location | None]] = []
@@ -119,8 +120,9 @@ class LineWatch(TorchFunctionMode):
         if kwargs and fakes.is_outgrown(kwargs.get("out")):
             why = "gives the tensor at `out` another size, which a trace does not follow"
             raise refusal_to_wrap(name or "out", why, user_location(), "make that tensor with the size of the result")
+        self.data.note(func, _given_of(self.data.tensors, args, kwargs), result)
         if isinstance(result, torch.Tensor):
-            self._note(func, args, kwargs, result)
+            self._note_leaf(result)
         self._note_folded(name, args, kwargs, result)
         return result
 
@@ -170,11 +172,8 @@ class LineWatch(TorchFunctionMode):
         told = "gives a tensor the storage of another, which a trace does not follow"
         raise refusal_to_wrap("set_", told, _line(), advice)
 
-    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
-        """Keep tensors that came through `.data`, views of them included, and leaves made inside."""
-        is_data = func is torch.Tensor.data.__get__ or getattr(func, "__self__", None) is torch.Tensor.data  # type: ignore[attr-defined]
-        if is_data or _given_of(self.data, args, kwargs):
-            self.data.append(result)
+    def _note_leaf(self, result: torch.Tensor) -> None:
+        """Keep leaves made inside."""
         if result.requires_grad and result.is_leaf and not any(result is value for _, value in self.inputs):
             self.born[id(result)] = result, user_location()
 
@@ -204,7 +203,7 @@ class LineWatch(TorchFunctionMode):
             )
         touched = {k for k, value in self.inputs if tensors.shares_storage(target, value)}
         self.seen.touched |= touched
-        if not any(target is data for data in self.data):
+        if target not in self.data:
             self.seen.versioned |= touched
         is_tracked = torch.is_grad_enabled() and target.requires_grad and name not in _FLAGS
         # In a trace arguments are no leaves themselves, so autograd does not raise what it would in eager mode.

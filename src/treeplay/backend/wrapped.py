@@ -77,11 +77,11 @@ def wrapped(
                 captured, inputs, options, is_dynamic=is_dynamic, numbers=numbers, known=known, values=values
             )
         counters.add("traces", "refused")
-        return unwrapped(program, options, refusal.reason, job)
+        return unwrapped(called, options, refusal.reason, job)
     except InternalError as error:
         counters.add("traces", "failed")
         job.broken(error)
-        return uncompiled(job, program)
+        return uncompiled(job, called)
     counters.add("traces", "ok")
     return behind(job, compiled, direct)
 

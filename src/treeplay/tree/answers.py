@@ -192,7 +192,8 @@ class Answers:
         self.cache.tally.raised[REPLAYING] += 1
 
     def warn(self, entry: Entry, reason: Reason) -> None:
-        """Tell of a refusal, once; not again with other numbers, where a key was tried again."""
+        """Tell of a refusal, each text once. One that may pass tells how two calls differ, and would do so in other words each
+        time that a key is tried again: only its first refusal is told."""
         if entry.refused > 1 and reason.may_pass:
             return
         more = (

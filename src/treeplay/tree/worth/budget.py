@@ -93,7 +93,7 @@ class Budget(CompileTime):
         entry.outdone += 1
 
     def refused(self, entry: Entry, seconds: float) -> None:
-        """Note that a key, which took so long to look at, was refused. If the reason may pass, later looks take their share of
+        """Note that a key, which took so long to look at, was refused. Later looks, if there are any, take their share of
         the time and are put off ever longer, as after `outdone`."""
         _put_off(entry, seconds, _SECONDS_BETWEEN_LOOKS, entry.refused)
         entry.refused += 1

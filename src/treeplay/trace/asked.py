@@ -16,6 +16,7 @@ import torch
 
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import Shared, all_wanted
+from treeplay.trace.training.averages import UPDATES_OF_AVERAGES
 
 
 def _fakes_too(original: Callable[[Any], bool], value: Callable[[], Any]) -> Callable[[Any], bool]:
@@ -25,12 +26,12 @@ def _fakes_too(original: Callable[[Any], bool], value: Callable[[], Any]) -> Cal
     return is_fake
 
 
-_ASKS = (Shared("transformers.utils.import_utils", "is_fake_tensor", _fakes_too),)
-"""Functions of libraries that tell whether a tensor is a fake."""
+_ASKS = (Shared("transformers.utils.import_utils", "is_fake_tensor", _fakes_too), UPDATES_OF_AVERAGES)
+"""Functions of libraries that read on the host, unless they are told that a program is traced."""
 
 
 def told_of_the_trace() -> contextlib.AbstractContextManager[None]:
-    """For a block, each tensor in this thread is a fake to libraries that ask."""
+    """For a block, such functions know in this thread that a program is traced."""
     return all_wanted(_ASKS)
 
 

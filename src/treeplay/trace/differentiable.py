@@ -17,7 +17,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.trace.raised import program_raised, signals_apart
+from treeplay.trace.raised import SignalCheck, program_raised
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.signature.references import not_plain, not_traced
@@ -86,7 +86,7 @@ def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None
     if was_noting:
         run.reads.resume()
     try:
-        with signals_apart():
+        with SignalCheck():
             call_backward(node)
     except (Refusal, Busy):
         raise

@@ -42,7 +42,7 @@ from treeplay.trace.numbers.stand_ins import (
     stand_in_for_rates,
     stand_in_for_state,
 )
-from treeplay.trace.raised import program_raised, signals_apart
+from treeplay.trace.raised import SignalCheck, program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
 from treeplay.trace.restore.caching import forget_cached, forget_in_tables
 from treeplay.trace.restore.left_behind import check_dead, check_global_state, check_no_leak
@@ -61,7 +61,6 @@ from treeplay.trace.signature.stores import put_back_stores
 from treeplay.trace.survey.names import read_in
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.traced import Trace, TracedRun
-from treeplay.trace.training.averages import averages_without_asking
 from treeplay.trace.training.schedules import Schedules, stepped_last
 from treeplay.trace.training.skipping import steps_may_be_skipped
 from treeplay.trace.turn import Busy, turn
@@ -178,7 +177,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
         torch.autograd.set_multithreading_enabled(False),
         autocast_cache_apart(),
         skipping,
-        averages_without_asking(),
+        told_of_the_trace(),
         arrays_become_tensors() if run.call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
@@ -214,7 +213,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
 
 def _run(run: TracedRun, errors: ErrorsOfSymbols, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        with told_of_the_trace(), signals_apart():
+        with SignalCheck():
             return run.program(*args, **kwargs)
     except (Refusal, Busy, KeyboardInterrupt):  # Ctrl-C ends the call
         raise

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from types import TracebackType
 
 from treeplay.errors import ProgramRaised, Refusal
 from treeplay.observe.lines import OURS, failed_call, is_users
-from treeplay.sandbox.boundary import is_users_own, users_own
+from treeplay.sandbox.boundary import is_users_own, mark_users_own
 from treeplay.sandbox.signal_handlers import signal_handlers
 from treeplay.trace.turn import Busy
 from treeplay.values.refusal import Reason
@@ -26,25 +26,21 @@ def of_rule(error: Exception, operator: str) -> None:
         setattr(error, _RULE, operator)
 
 
-@contextmanager
-def signals_apart() -> Iterator[None]:
+class SignalCheck:
     """A block that runs a program which is only looked at. If the handler of a signal raises in it, the run is worth nothing:
-    what the program makes of that is for its caller if it is an exception, else the call is to run as it is (`Busy`)."""
-    since = signal_handlers.raised
-    with signal_handlers.apart():
-        try:
-            yield
-        except Refusal as refusal:
-            if signal_handlers.raised == since:
-                raise
-            raise Busy from refusal
-        except Exception:
-            if signal_handlers.raised == since:
-                raise
-            with users_own():
-                raise
-    if signal_handlers.raised != since:
-        raise Busy
+    what the program makes of that is for its caller if it is an exception, else the call is to run as it is (`Busy`).
+
+    A class, since what it runs is none of the program's, and code of the standard library would count as that."""
+
+    def __enter__(self) -> None:
+        self._since = signal_handlers.raised
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if signal_handlers.raised == self._since:
+            return
+        if error is None or isinstance(error, Refusal):
+            raise Busy from error
+        mark_users_own(error)
 
 
 def program_raised(error: BaseException, running: str = "running without data") -> ProgramRaised:

@@ -11,8 +11,9 @@ from typing import Any
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.reads.watched_classes import classes_of, hooks_of_modules
 from treeplay.sandbox.generators import has_company
+from treeplay.sandbox.signal_handlers import signal_handlers
 from treeplay.trace.call import Call
-from treeplay.trace.raised import signals_apart
+from treeplay.trace.raised import SignalCheck
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.whose import Whose
@@ -47,18 +48,19 @@ def told_apart(
     `known`: what an earlier run read and stored, as this one does too. Without it that is noted, within `alone()`, since one
     thread at a time can note. Gives what is known after the block, which with `is_noted` is never None."""
     if not is_noted and not has_company() and (generators is None or generators.is_used):
-        with signals_apart():
+        with signal_handlers.apart(), SignalCheck():
             yield known
         return
     reads = known or reads_of(snapshot.found)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(snapshot.gradients.apart())
+            stack.enter_context(signal_handlers.apart())
             if known is None:
                 stack.enter_context(alone())
                 stack.enter_context(reads)
-            stack.enter_context(signals_apart())
-            yield reads
+            with SignalCheck():
+                yield reads
     finally:
         # After a failed run too: what is undone then has to be its own.
         snapshot.whose = whose_changes(program, call, snapshot, reads)

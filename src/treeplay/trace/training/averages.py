@@ -70,5 +70,5 @@ def _pairs(average: AveragedModel, model: torch.nn.Module) -> Iterator[tuple[tor
     return zip(own, itertools.chain(model.parameters(), model.buffers()), strict=False)
 
 
-averages_without_asking = Shared(AveragedModel, "update_parameters", _update).wanted
-"""For the block, updates of averages in this thread do not ask on the host how many there were."""
+UPDATES_OF_AVERAGES = Shared(AveragedModel, "update_parameters", _update)
+"""Where they are wanted, updates do not ask on the host how many there were."""

@@ -19,6 +19,7 @@ from treeplay.guards.check import quick, words
 from treeplay.guards.check.guards import Guards
 from treeplay.guards.check.object_layout import ObjectLayout
 from treeplay.guards.check.words import Background, Comparer, Words
+from treeplay.torch_seam.patched import ABSENT
 
 pytestmark = pytest.mark.compile
 
@@ -83,20 +84,20 @@ def of_empty(found: Words, cls: type) -> Change:
 
 def of_class(found: Words) -> Change:
     value = Base()
-    found.add_class(value, Base)
+    found.add(value, "cls", Base)
     return lambda: setattr(value, "__class__", Other)
 
 
 def of_order(found: Words) -> Change:
     bases = type("One", (), {}), type("Two", (), {})
     heir = type("Heir", bases[:1], {})
-    found.add_order(heir, heir.__mro__)
+    found.add(heir, "order", heir.__mro__)
     return lambda: setattr(heir, "__bases__", bases[1:])
 
 
 def of_cell(found: Words) -> Change:
     cell = CellType(1.5)
-    found.add_content(cell, cell.cell_contents)
+    found.add(cell, "content", cell.cell_contents)
     return lambda: setattr(cell, "cell_contents", 2.5)
 
 
@@ -109,14 +110,13 @@ def of_list(act: Callable[[list[Any]], object]) -> Callable[[Words], Change]:
     return add
 
 
-def of_function(
-    name: str, add: Callable[[Words, FunctionType, Any], None], *, has_any: bool = True
-) -> Callable[[Words], Change]:
+def of_function(name: str, what: str, *, has_any: bool = True) -> Callable[[Words], Change]:
     def added(found: Words) -> Change:
         one = copied(function)
         if not has_any:
             setattr(one, name, None)
-        add(found, one, getattr(one, name))
+        value = getattr(one, name)
+        found.add(one, what, ABSENT if value is None else value)
         return lambda: setattr(one, name, getattr(other_function, name))
 
     return added
@@ -140,11 +140,11 @@ CHANGES: dict[str, Callable[[Words], Change]] = {
     "element at the end": of_list(lambda values: values.append(1)),
     "element gone": of_list(lambda values: values.pop(0)),
     "many elements": of_list(lambda values: values.extend(range(1000))),
-    "code": of_function("__code__", Words.add_code),
-    "defaults": of_function("__defaults__", Words.add_defaults),
-    "keywords": of_function("__kwdefaults__", Words.add_keywords),
-    "defaults where there were none": of_function("__defaults__", Words.add_defaults, has_any=False),
-    "keywords where there were none": of_function("__kwdefaults__", Words.add_keywords, has_any=False),
+    "code": of_function("__code__", "code"),
+    "defaults": of_function("__defaults__", "defaults"),
+    "keywords": of_function("__kwdefaults__", "keywords"),
+    "defaults where there were none": of_function("__defaults__", "defaults", has_any=False),
+    "keywords where there were none": of_function("__kwdefaults__", "keywords", has_any=False),
 }
 
 
@@ -162,7 +162,7 @@ def test_each_kind_of_change_is_told(kind: str, comparer: Comparer) -> None:
 
 def test_what_is_not_as_recorded_is_no_check(comparer: Comparer) -> None:
     found = Words(comparer)
-    found.add_class(Base(), Other)
+    found.add(Base(), "cls", Other)
     assert found.check(_no) is None
 
 
@@ -182,7 +182,7 @@ def test_the_function_keeps_what_it_reads_and_nothing_after(comparer: Comparer) 
     value = Base()
     gone = weakref.ref(value)
     found = Words(comparer)
-    found.add_class(value, Base)
+    found.add(value, "cls", Base)
     holds = found.check(_no)
     del value, found
     gc.collect()

@@ -123,7 +123,7 @@ def _orders(text: Writer, dependencies: Dependencies, words: Words | None) -> It
     if words is not None:
         for cls, order in zip(owners, orders, strict=True):
             now = cls.__mro__  # bases that were put back give an equal one
-            words.add_order(cls, now if now == order else order)
+            words.add(cls, "order", now if now == order else order)
     elif owners:
         yield f"[*map({text.constant(_order_of)}, {text.constant(owners)})] == {text.constant(orders)}"
 
@@ -179,7 +179,7 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
             gradients.append(guard.tensor)
         elif guard.attribute is not None and guard.recorded is not ABSENT:
             if words is not None and isinstance(guard.attribute[0], CellType):
-                words.add_content(guard.attribute[0], guard.recorded)
+                words.add(guard.attribute[0], "content", guard.recorded)
                 continue
             attributes.setdefault(guard.attribute[1], []).append(guard)
         else:
@@ -202,9 +202,9 @@ def _defaults(text: Writer, guards: Sequence[Code], words: Words | None) -> Iter
     if words is not None:
         for guard in guards:
             if guard.defaults or guard.is_asked:
-                words.add_defaults(guard.function, guard.defaults)
+                words.add(guard.function, "defaults", ABSENT if guard.defaults is None else guard.defaults)
             if guard.keywords or guard.is_asked:
-                words.add_keywords(guard.function, guard.keywords)
+                words.add(guard.function, "keywords", ABSENT if guard.keywords is None else guard.keywords)
         return
     for name, entry, ask in (
         ("defaults", "__defaults__", _defaults_of),

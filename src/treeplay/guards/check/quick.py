@@ -150,9 +150,9 @@ class QuickCheck:
             for table in tables:
                 words.add_table(table)
             for value, cls, _ in dependencies.kinds:
-                words.add_class(value, cls)
+                words.add(value, "cls", cls)
             for item in dependencies.functions:
-                words.add_code(item.function, item.code)
+                words.add(item.function, "code", item.code)
             return never
 
         source = self._emitted(steady, words)

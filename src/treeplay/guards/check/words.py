@@ -1,6 +1,6 @@
 """Guards that are a word of memory each: hundreds of them in one call of a C function; Python takes 10 to 50 ns for each.
 
-    Words ─ add_table, add_class, … ─▶ check() ─▶ `are_the_same` of `words.c`, over pairs of an address and what is there
+    Words ─ add_table, add, … ─▶ check() ─▶ `are_the_same` of `words.c`, over pairs of an address and what is there
 
 CPython keeps a dictionary's version, an object's class, each element of a list … as one word (`object_layout.py`).
 The C function is compiled in the background when it is first wanted. Until then, and for good without a compiler or on a Python
@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable
 from ctypes import PyDLL, Structure, c_char_p, c_int, c_void_p, py_object
 from dataclasses import dataclass
 from pathlib import Path
-from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from treeplay.codegen.library import address_in, compile_library
 from treeplay.guards.check.object_layout import WATCHERS, WORD, ObjectLayout, word_at
 from treeplay.locks import after_fork
 from treeplay.observe.events import log_event
+from treeplay.torch_seam.patched import ABSENT
 
 _SOURCE = Path(__file__).with_name("words.c")
 _NO_ARGUMENTS = 4  # as the C API has it
@@ -81,9 +81,9 @@ class Words:
         """A dictionary that has no entries."""
         self._others.append((self._address(table) + self._layout.length, 0))
 
-    def add_class(self, value: Any, cls: type) -> None:
-        """The class of an object."""
-        self._add(value, self._layout.cls, cls)
+    def add(self, of: Any, what: str, value: Any) -> None:
+        """What an object refers to, as `ObjectLayout` calls it; `ABSENT` for nothing."""
+        self._add(of, getattr(self._layout, what), value)
 
     def add_attributes(self, value: Any, table: dict[str, Any]) -> bool:
         """The dictionary of an object's attributes; False for an object that has it elsewhere than most."""
@@ -92,26 +92,6 @@ class Words:
             return False
         self._add(value, at, table)
         return True
-
-    def add_code(self, function: FunctionType, code: CodeType) -> None:
-        """The code of a function."""
-        self._add(function, self._layout.code, code)
-
-    def add_defaults(self, function: FunctionType, defaults: tuple[Any, ...] | None) -> None:
-        """The defaults of a function, if it has any."""
-        self._add_if_any(function, self._layout.defaults, defaults)
-
-    def add_keywords(self, function: FunctionType, keywords: dict[str, Any] | None) -> None:
-        """The keyword-only defaults of a function, if it has any."""
-        self._add_if_any(function, self._layout.keywords, keywords)
-
-    def add_order(self, cls: type, order: tuple[type, ...]) -> None:
-        """The method resolution order of a class."""
-        self._add(cls, self._layout.order, order)
-
-    def add_content(self, cell: CellType, content: Any) -> None:
-        """What a cell of a closure holds."""
-        self._add(cell, self._layout.content, content)
 
     def add_list(self, found: list[Any], length: int, elements: Iterable[tuple[int, Any]]) -> None:
         """A list of this length, and elements of it by position."""
@@ -136,10 +116,7 @@ class Words:
         return made
 
     def _add(self, of: Any, place: int, value: Any) -> None:
-        self._others.append((self._address(of) + place, self._address(value)))
-
-    def _add_if_any(self, of: Any, place: int, value: Any | None) -> None:
-        self._others.append((self._address(of) + place, 0 if value is None else self._address(value)))
+        self._others.append((self._address(of) + place, 0 if value is ABSENT else self._address(value)))
 
     def _address(self, value: Any) -> int:
         """The address of an object, which is held."""

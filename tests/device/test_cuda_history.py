@@ -9,22 +9,22 @@ import torch
 
 from treeplay.device.cuda.capturing.history import (
     Lifetime,
-    Ranges,
     allocations,
     blocks_of,
     device_ranges,
     lifetimes_of,
 )
+from treeplay.relocate.memory import Spans
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
 
 def test_ranges_have_starts_and_no_ends():
-    within = Ranges([(100, 200), (10, 20)])
+    within = Spans([(100, 200), (10, 20)])
     assert [address in within for address in (9, 10, 19, 20, 99, 100, 199, 200)] == [
         False, True, True, False, False, True, True, False,
     ]  # fmt: skip
-    assert 5 not in Ranges([])
+    assert 5 not in Spans([])
 
 
 ENTRIES = [
@@ -86,7 +86,7 @@ def test_allocations_of_a_capture_are_seen_and_others_are_not():
         assert (seen.blocks or ())[1].address == out.data_ptr()
     assert outs[0].data_ptr() != outs[1].data_ptr()
     assert not allocator.is_recording_history()
-    assert all(out.data_ptr() in Ranges(device_ranges()) for out in outs)
+    assert all(out.data_ptr() in Spans(device_ranges()) for out in outs)
 
 
 @gpu

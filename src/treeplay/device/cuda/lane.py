@@ -24,6 +24,7 @@ from treeplay.errors import InternalError
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.observe.events import log_event
+from treeplay.relocate.memory import merged
 from treeplay.settings import settings
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
@@ -248,11 +249,7 @@ class Lane:
 
 def union_bytes(blocks: Iterable[Allocation]) -> int:
     """Bytes that are in at least one block."""
-    total, end = 0, 0
-    for block in sorted(blocks, key=lambda block: block.address):
-        total += max(0, block.end - max(block.address, end))
-        end = max(end, block.end)
-    return total
+    return sum(end - start for start, end in merged((block.address, block.end) for block in blocks))
 
 
 def stream_at(handle: int, device: torch.device) -> torch.cuda.Stream:

@@ -10,7 +10,6 @@ There is one history per process. Where a user records it, it is left alone.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,11 +18,11 @@ from typing import Any
 import torch
 
 from treeplay.device.cuda.capturing.streams import index_of
+from treeplay.relocate.memory import Spans
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
 from treeplay.values.nodes import Allocation
-
-Range = tuple[int, int]
+from treeplay.values.overlap import Interval
 
 _MAX_ENTRIES = 1 << 20
 
@@ -68,8 +67,8 @@ def allocations(device: torch.device, pool: Pool) -> Iterator[AllocationHistory]
         allocator.stop_history()
     entries = state.histories[index_of(device)]
     if len(entries) < _MAX_ENTRIES:  # else the oldest were overwritten
-        within = Ranges(_ranges(state.segments_of(pool)))
-        entries = [entry for entry in entries if entry.get("addr") in within]
+        within = Spans(_ranges(state.segments_of(pool)))
+        entries = [entry for entry in entries if entry.get("addr", 0) in within]
         seen.blocks, seen.notes, seen.entries = blocks_of(entries), notes_of(entries), entries
         seen.lifetimes = lifetimes_of(entries)
 
@@ -84,7 +83,7 @@ def notes_of(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(str(entry.get("user_metadata", "")) for entry in entries if entry["action"] == "alloc")
 
 
-def device_ranges() -> list[Range]:
+def device_ranges() -> list[Interval]:
     """All memory that torch's allocator holds on GPUs, as starts and ends."""
     return _ranges(allocator.allocator_state().segments)
 
@@ -104,19 +103,5 @@ def lifetimes_of(entries: Sequence[dict[str, Any]]) -> tuple[Lifetime, ...]:
     return tuple(found)
 
 
-class Ranges:
-    """Ranges that do not overlap, to be asked whether an address lies in one."""
-
-    def __init__(self, ranges: Sequence[Range]) -> None:
-        self._sorted = sorted(ranges)
-        self._starts = [start for start, _ in self._sorted]
-
-    def __contains__(self, address: int | None) -> bool:
-        if address is None:
-            return False
-        index = bisect_right(self._starts, address) - 1
-        return index >= 0 and address < self._sorted[index][1]
-
-
-def _ranges(segments: Sequence[dict[str, Any]]) -> list[Range]:
+def _ranges(segments: Sequence[dict[str, Any]]) -> list[Interval]:
     return [(segment["address"], segment["address"] + segment["total_size"]) for segment in segments]

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.autograd import changes_what_is_saved, is_used_up
+from treeplay.torch_seam.autograd import changes_what_is_saved, history, is_used_up
 from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
@@ -80,7 +80,7 @@ class WatchFunctions(TorchFunctionMode):
         self.facts = FactsAsked(tracer)
         self._replaced = replaced_methods()
         self.replaced: tuple[str, Location | None] | None = None  # the first that was not called by its name
-        self.consumed: dict[int, Any] = {}
+        self.consumed: set[Any] = set()
         self.grads_read: dict[int, torch.Tensor] = {}
         self.grads_set: set[int] = set()  # tensors, by `id`
         self.hooked: tuple[str, Location | None] | None = None  # the first hook on a tensor that the program made
@@ -198,7 +198,9 @@ class WatchFunctions(TorchFunctionMode):
         if kwargs.get("retain_graph") or kwargs.get("create_graph"):
             return
         for tensor in _tensors(_outputs(args, kwargs)):
-            mark_upstream(tensor.grad_fn, self.consumed)
+            nodes = list(history([tensor.grad_fn], self.consumed))
+            # No backward consumes a leaf's accumulator.
+            self.consumed.update(node for node in nodes if not node.name().endswith("AccumulateGrad"))
 
     def _check_graph(self, roots: list[torch.Tensor], ends: list[torch.Tensor]) -> None:
         """Refuse a backward into a graph that was there before the call: it would be consumed, its leaves written to."""
@@ -208,14 +210,12 @@ class WatchFunctions(TorchFunctionMode):
         foreign = [tensor.grad_fn for tensor in given if tensor.grad_fn is not None and tensor.grad_fn not in stops]
         if not foreign:
             return
-        reached: dict[int, Any] = {}
-        for tensor in roots:
-            mark_upstream(tensor.grad_fn, reached)
+        reached = {*history(tensor.grad_fn for tensor in roots)}
         for tensor, reason in self.tracer.lasting.given_history:
-            if id(tensor.grad_fn) in reached:  # it would be left with a graph that is used up
+            if tensor.grad_fn in reached:  # it would be left with a graph that is used up
                 self.tracer.tape.refusal = self.tracer.tape.refusal or reason
                 raise Refusal(reason)
-        if any(id(node) in reached for node in foreign):
+        if any(node in reached for node in foreign):
             raise self.tracer.refuse(
                 "backward",
                 "goes back into a graph that was made before the call, which a trace must leave as it is",
@@ -227,9 +227,7 @@ class WatchFunctions(TorchFunctionMode):
 
         A sum or a view saves nothing: a backward went through it and freed nothing, so another one may.
         """
-        found: dict[int, Any] = {}
-        mark_upstream(tensor.grad_fn, found)
-        been = [node for key, node in found.items() if key in self.consumed]
+        been = [node for node in history([tensor.grad_fn]) if node in self.consumed]
         # The node of a write to a view tells nothing of what it saved, and cannot be gone through twice.
         return bool(been) and (is_used_up(tensor.grad_fn) or any(node.name().endswith("CopySlices") for node in been))
 
@@ -244,17 +242,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [
         item for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, torch.Tensor)
     ]
-
-
-def mark_upstream(node: Any, found: dict[int, Any]) -> None:
-    """Collect an autograd node and all it leads to, except the leaves' accumulators, which no backward consumes."""
-    waiting = [node]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in found or current.name().endswith("AccumulateGrad"):
-            continue
-        found[id(current)] = current
-        waiting.extend(following for following, _ in current.next_functions)
 
 
 def _caller(frame: FrameType) -> FrameType:

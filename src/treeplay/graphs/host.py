@@ -71,9 +71,7 @@ class HostRecording:
             self._tape = recorder.end()
         except BaseException as error:
             first = recorder.abandon(error)
-        first = _giving_the_turn_back().run(first)
-        if first is not None:
-            raise first
+        _giving_the_turn_back().finish(first)
         if self._pool is not None:
             host_pools.claim(self._pool, self._tape)
         if not self._tape.operations:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 
 def each(items: Iterable[tuple[Any, ...]], undo: Callable[..., object]) -> None:
     """Call `undo` with each of these, whatever it raises for others; raises the first error when all are done."""
-    first: BaseException | None = None
-    for item in items:
-        try:
-            undo(*item)
-        except BaseException as error:
-            if first is None:
-                first = error
-            else:
-                first.add_note(f"then: {type(error).__name__}: {error}")
-    if first is not None:
-        raise first
+    steps = Teardown()
+    for item in reversed([*items]):
+        steps.add("undoing another", partial(undo, *item))
+    steps.finish()
 
 
 class Teardown:
@@ -43,3 +37,9 @@ class Teardown:
                 else:
                     first.add_note(f"then, while {doing}: {type(error).__name__}: {error}")
         return first
+
+    def finish(self, first: BaseException | None = None) -> None:
+        """Attempt every step once, and raise the first error, `first` if given."""
+        error = self.run(first)
+        if error is not None:
+            raise error

@@ -287,9 +287,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     steps.add("taking in nothing more", partial(setattr, run.reads, "meets", None))  # which refers to the snapshot
     steps.add("taking back the histories of arguments", run.tracer.lasting.take_history_back)
     steps.add("telling whose changes are whose", tell_apart)
-    error = steps.run()
-    if error is not None:
-        raise error
+    steps.finish()
 
 
 def _tell_apart(run: TracedRun, *, is_shared: bool) -> None:

@@ -83,4 +83,4 @@ def test_undoing_goes_on_when_a_step_raises() -> None:
 
     with pytest.raises(ValueError, match="1") as raised:
         each(((number,) for number in range(4)), undo)
-    assert done == [0, 1, 2, 3] and raised.value.__notes__ == ["then: ValueError: 3"]
+    assert done == [0, 1, 2, 3] and raised.value.__notes__ == ["then, while undoing another: ValueError: 3"]

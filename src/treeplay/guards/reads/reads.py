@@ -112,9 +112,7 @@ class Reads:
         steps.add("putting classes and modules back", self._put_back)
         steps.add("putting the collector's callbacks and handlers of signals back", self._quiet.close)
         steps.add("leaving the interpreter's events", self._ran.stop)
-        error = steps.run()
-        if error is not None:
-            raise error
+        steps.finish()
         self.objects = {
             key: noted
             for key, noted in self.objects.items()
@@ -229,9 +227,7 @@ class Reads:
         steps = Teardown()
         steps.add("putting classes back", lambda: each(changed, take_out))
         steps.add("putting modules back", lambda: put_modules_back(modules))
-        error = steps.run()
-        if error is not None:
-            raise error
+        steps.finish()
 
 
 _watching: list[Reads] = []  # the innermost last; one thread traces at a time

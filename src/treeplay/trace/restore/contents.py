@@ -60,9 +60,7 @@ class Contents:
         undo.add("putting parts back", partial(self._parts.put_back, may_have_set))
         undo.add("putting single values back", partial(each, self._cells, partial(_restore_cell, may_have_set)))
         undo.add("putting containers back", partial(each, self._containers, partial(_restore_container, whose)))
-        error = undo.run()
-        if error is not None:
-            raise error
+        undo.finish()
 
     def take_in(self, namespace: dict[str, Any]) -> None:
         """Note a namespace that the program is about to be given."""

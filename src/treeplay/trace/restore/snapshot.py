@@ -135,9 +135,7 @@ class Snapshot:
         undo.add("putting gradients back", partial(each, self._grads.values(), self._restore_gradient))
         for contents in self._contents:  # what was noted later first, as it was when the rest had changed already
             undo.add("putting contents back", partial(contents.put_back, self.whose))
-        error = undo.run()
-        if error is not None:
-            raise error
+        undo.finish()
 
     def _restore_gradient(self, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
         with DisableTorchFunctionSubclass():

@@ -89,9 +89,7 @@ def capturing(
     # As above: back to the stream first, which the body may have left.
     undo.add("ending the capture", capture.end)
     undo.add("returning to the capture's stream", capture.make_current)
-    first = undo.run()
-    if first is not None:
-        raise first
+    undo.finish()
 
 
 class Capture:

@@ -30,7 +30,6 @@ from treeplay.lower.lowered import Lowered
 from treeplay.observe import compile_records, counters
 from treeplay.observe.events import log_event
 from treeplay.plan.devices import CPU, move_state
-from treeplay.plan.draws import draws
 from treeplay.record.differentiable import acting_of, run_differentiable
 from treeplay.record.front import Front, run_front
 from treeplay.record.lowered import compile_later, make_first, make_lowered, may_depend_on_clocks
@@ -41,6 +40,7 @@ from treeplay.sandbox.collection import no_collection
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.modes import without_function_modes
+from treeplay.torch_seam.schemas import draws
 from treeplay.torch_seam.symbols import has_symbols
 from treeplay.trace.call import Call
 from treeplay.trace.observe import Log
@@ -97,8 +97,8 @@ def run_stages(
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
     recording = run_back(program, call, front, seconds, name=name)
-    recording.audit, recording.draws = front.audit, draws(front.traced.graph)
-    recording.effects = front.traced.effects
+    recording.audit, recording.effects = front.audit, front.traced.effects
+    recording.draws = any(draws(node.target, node.args, node.kwargs) for node in front.traced.graph.nodes)
     if lower == "auto" and may_depend_on_clocks():  # whoever asks for a lowering has it
         recording.probation = Probation(device_for(front.device).stopwatch)
     return recording

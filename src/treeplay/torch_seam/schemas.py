@@ -95,6 +95,11 @@ def drops_none(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return bool((usual | by_name(op, args, kwargs)).get("dropout_p") == 0)
 
 
+def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether what a graph calls may draw, called so. Attention without dropout could, and does not."""
+    return is_random(op) and not drops_none(op, args, kwargs)
+
+
 # Under inference mode, composite operators come whole.
 _NORMS: dict[OpOverload, str] = {
     aten.native_batch_norm.default: "training",

@@ -62,17 +62,13 @@ def draws_random_numbers(module: torch.fx.GraphModule, *, drops_none: bool = Tru
     attention that drops nothing out, unless it counts as no (`drops_none=False`), as it is on the CPU."""
     parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
     nodes = [node for part in parts for node in part.graph.nodes]
-    return any(_draws(node) and (drops_none or not _drops_none(node)) for node in nodes)
+    return any(_draws(node, drops_none=drops_none) for node in nodes)
 
 
-def _drops_none(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and schemas.drops_none(node.target, node.args, node.kwargs)
-
-
-def _draws(node: torch.fx.Node) -> bool:
+def _draws(node: torch.fx.Node, *, drops_none: bool) -> bool:
     if node.op != "call_function":
         return node.op == "call_method"
     target = node.target.op if isinstance(node.target, Keeping) else node.target
     if isinstance(target, OpOverload):
-        return schemas.is_random(target)
+        return schemas.is_random(target) if drops_none else schemas.draws(target, node.args, node.kwargs)
     return isinstance(target, HigherOrderOperator)

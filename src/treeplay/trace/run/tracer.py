@@ -28,9 +28,8 @@ from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, f
 from treeplay.torch_seam.schemas import (
     KEEPS_FOR_BACKWARD,
     LIFTS,
-    drops_none,
+    draws,
     is_foreach_write,
-    is_random,
     leaves_of,
     tell_autograd,
     with_leaves,
@@ -129,7 +128,7 @@ class Tracer(TorchDispatchMode):
         args = as_recorded(func, args, self.recurrent.piece)
         kwargs = with_numbers_decided(func, args, kwargs)
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
-        if is_random(func) and not drops_none(func, args, kwargs):
+        if draws(func, args, kwargs):
             self._draw(func, (*args, *kwargs.values()), where)
         if func is TAKES_ONE_PIECE:
             return self.recurrent.put_together(self, args[0], args[1], where)

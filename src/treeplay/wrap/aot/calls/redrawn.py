@@ -19,7 +19,7 @@ import torch
 from treeplay.observe.rng import moving
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.partition import is_of_backward
-from treeplay.torch_seam.schemas import drops_none, is_random
+from treeplay.torch_seam.schemas import draws
 from treeplay.wrap.aot.plan.facts import Draw
 
 States = list[tuple[torch.Generator, torch.Tensor]]
@@ -57,7 +57,7 @@ def _drawing(node: torch.fx.Node) -> Any:
     args: Sequence[Any] = node.args
     if op is torch.ops.higher_order.run_and_save_rng_state:
         op, *args = node.args
-    return op if is_random(op) and not drops_none(op, args, node.kwargs) else None
+    return op if draws(op, args, node.kwargs) else None
 
 
 def _draw(node: torch.fx.Node, op: Any, *, is_used: bool) -> Draw:

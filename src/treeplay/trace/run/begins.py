@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from treeplay.torch_seam.schemas import by_name
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.run.tape import InputSeen, TracedValue, TraceTape, spoken_name
+from treeplay.values.layout import span
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -26,9 +26,10 @@ def from_start(
     owners = [seen for seen in tape.inputs if storage_of(seen.value.fake) == storage_of(value.fake)]
     if offset is None or not owners:
         return args, kwargs
-    first, last = _span_of(given["size"], given["stride"], offset)
+    first, last = offset, offset + span(given["size"], given["stride"])
     for seen in owners:
-        start, end = _span_of(*_layout_of(seen.value.fake))
+        start = int(seen.value.fake.storage_offset())
+        end = start + span(seen.value.fake.shape, seen.value.fake.stride())
         is_inside = seen.value.fake.dtype == value.fake.dtype and start <= first and last <= end
         if is_inside and func is not aten.as_strided_scatter.default:  # whose result lies as the whole memory does
             seen.begins = start
@@ -49,13 +50,3 @@ def _piece(tape: TraceTape, seen: InputSeen, first: int, length: int) -> torch.T
             piece, node = op(piece, *rest), tape.call(op, (node, *rest), where=None)
             tape.add_tensor(piece, node, {})
     return piece
-
-
-def _layout_of(tensor: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int]:
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
-
-
-def _span_of(shape: Sequence[int], stride: Sequence[int], offset: int) -> tuple[int, int]:
-    """The first element of a layout in its storage, and the one after its last."""
-    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else -1
-    return offset, offset + last + 1

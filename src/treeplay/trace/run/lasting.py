@@ -9,7 +9,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.torch_seam.schemas import leaves_of
+from treeplay.torch_seam.schemas import is_foreach, is_written, leaves_of
 from treeplay.trace.run.tape import spoken_name
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
@@ -72,12 +72,10 @@ def _wants_grad(leaf: Any) -> bool:
 
 def _differentiable_targets(func: Any, args: Any) -> Iterator[torch.Tensor]:
     """The tensors that autograd would give a history: those an in-place operator writes and returns."""
-    # In place, operators over lists return nothing.
-    is_foreach = func._schema.name.startswith("aten::_foreach")
-    for position, argument in enumerate(func._schema.arguments):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written and position < len(args) and (is_foreach or _is_returned(func, argument)):
-            yield from (leaf for leaf in leaves_of(args[position]) if isinstance(leaf, torch.Tensor))
+    for value, argument in zip(args, func._schema.arguments, strict=False):
+        # In place, operators over lists return nothing.
+        if is_written(argument) and (is_foreach(func) or _is_returned(func, argument)):
+            yield from (leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor))
 
 
 def _is_returned(func: Any, argument: Any) -> bool:

@@ -137,8 +137,6 @@ set_view_replay = torch._C._set_view_replay_enabled
 
 is_view_replay_enabled = torch._C._is_view_replay_enabled
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
 
 def autocast_dtypes() -> AutocastDtypes:
     """Device types under autocast, and what it casts to there."""
@@ -159,7 +157,7 @@ def under_autocast(dtypes: AutocastDtypes) -> Iterator[None]:
 
 def autocast_state() -> tuple[Any, ...]:
     """What autocast does in this thread: per kind of device whether it is on and to which dtype it casts; its cache."""
-    kinds = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES)
+    kinds = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_KINDS)
     return (*kinds, torch.is_autocast_cache_enabled(), _autocast_nesting())
 
 
@@ -173,7 +171,7 @@ def _autocast_nesting() -> int:
 def set_autocast_state(state: tuple[Any, ...]) -> None:
     """Put autocast back."""
     *kinds, is_cached, nesting = state
-    for kind, (is_enabled, dtype) in zip(_AUTOCAST_DEVICES, kinds, strict=True):
+    for kind, (is_enabled, dtype) in zip(AUTOCAST_KINDS, kinds, strict=True):
         torch.set_autocast_enabled(kind, is_enabled)
         torch.set_autocast_dtype(kind, dtype)
     torch.set_autocast_cache_enabled(is_cached)

@@ -374,6 +374,18 @@ def test_an_unrecorded_run_has_its_effects_and_leaves_python_as_it_was() -> None
     assert_same(optimizer.state_dict()["state"], twins[1].state_dict()["state"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_an_unrecorded_run_is_under_the_autocast_of_its_preparation_alone(dtype: torch.dtype) -> None:
+    def use(x: torch.Tensor) -> torch.Tensor:
+        return x @ x.mT - x.sum()
+
+    value = x()
+    with torch.autocast("cpu", torch.float16, enabled=dtype is torch.float16):
+        program, expected = rehearsed(prepare(use, call_of(value))), use(value)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(program.plain([value]), [expected])
+
+
 def test_state_that_is_pinned_cannot_be_replaced_in_a_run() -> None:
     model = nn.Linear(3, 2)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-_KINDS = ("cpu", "cuda")
+from treeplay.torch_seam.flags import AutocastDtypes, autocast_dtypes, under_autocast
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +16,17 @@ class Surroundings:
     """Grad mode, and autocast per kind of device where it is on."""
 
     grad_enabled: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]
-    has_cache: bool
+    autocast: AutocastDtypes
 
     @classmethod
     def now(cls) -> Surroundings:
         """The modes of this thread."""
-        autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind))
-        return cls(torch.is_grad_enabled(), autocast, torch.is_autocast_cache_enabled())
+        return cls(torch.is_grad_enabled(), autocast_dtypes())
 
     @contextlib.contextmanager
     def set(self) -> Iterator[None]:
         """A block under these modes; autocast's cache is emptied at both of its ends."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
-            for kind, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.has_cache))
-            stack.enter_context(autocast_cache_apart())
+        with torch.set_grad_enabled(self.grad_enabled), under_autocast(self.autocast), autocast_cache_apart():
             yield
 
 

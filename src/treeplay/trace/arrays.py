@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
-from types import CodeType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from treeplay.errors import Refusal
 from treeplay.guards.reads.names import asks_for_a_type
+from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.torch_seam.patched import Shared, all_wanted
 
@@ -69,9 +69,9 @@ class GivenArray:
     __hash__ = None  # type: ignore[assignment]
 
 
-def asks_for_types(code: Mapping[int, CodeType] | None) -> bool:
+def asks_for_types(reads: Reads) -> bool:
     """Whether code of the user's among what ran may have asked for the type of what stands for an array or a number."""
-    return code is None or any(is_users_or_text(each.co_filename) and asks_for_a_type(each) for each in code.values())
+    return reads.may_have_run(lambda code: is_users_or_text(code.co_filename) and asks_for_a_type(code))
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -149,7 +149,7 @@ def _trace(
             # No name here: the exception would hold the frame that holds it.
             raise _told(refusal, run) from refusal.__cause__
         finally:
-            call.ran.update(read_in((reads.code or {}).values()))
+            call.ran.update(read_in(reads.ran))
             tracer.world.reads = None  # or each would keep the other, by the numbers of which something was read
             generators.note(reads)
             _undo(run, partial(_tell_apart, run, is_shared=is_shared))

@@ -25,7 +25,7 @@ _MOST = 5
 
 def effects_of(reads: Reads) -> tuple[Reason, ...]:
     """Each kind of effect that the run had, at each line that may have had it; the user's own lines, where there are any."""
-    code = [one for one in (reads.code or {}).values() if is_users_or_text(one.co_filename)]
+    code = [one for one in reads.ran if is_users_or_text(one.co_filename)]
     own = [one for one in code if is_own_or_text(one.co_filename)]
     found: dict[Reason, None] = {}
     for what, names, advice in _kinds(reads):

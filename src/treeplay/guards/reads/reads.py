@@ -10,7 +10,7 @@ noted was not read. Objects of classes that cannot be changed (those of extensio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
@@ -20,7 +20,7 @@ from typing import Any
 from treeplay.guards.entries import entry_of
 from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_to, take_out, watch_modules
 from treeplay.guards.reads.machinery import is_of_a_patch, is_of_a_trace
-from treeplay.guards.reads.names import entry_taken
+from treeplay.guards.reads.names import entry_taken, names_in
 from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
@@ -129,6 +129,19 @@ class Reads:
                     self.builtins[name] = own
             self.methods = self._ran.methods()
             self.messages = self._ran.messages()
+
+    @property
+    def ran(self) -> Collection[CodeType]:
+        """The code that ran, as far as it is known."""
+        return (self.code or {}).values()
+
+    def may_have_run(self, test: Callable[[CodeType], bool]) -> bool:
+        """Whether `test` holds of some code that ran, or what ran is not known."""
+        return self.code is None or any(map(test, self.ran))
+
+    def all_names(self) -> set[str]:
+        """The names of attributes that were read, and every name in the code that ran."""
+        return {name for noted in self.objects.values() for name in noted.read}.union(*map(names_in, self.ran))
 
     def pause(self) -> bool:
         """Note nothing until `resume`; tells whether it noted before."""

@@ -95,7 +95,7 @@ class Namespaces:
     def enter_imports(self) -> None:
         """Guard and enter modules that code of the run imports, as far as they are loaded."""
         names: dict[str, None] = {}
-        for code in (self._walk.reads.code or {}).values():
+        for code in self._walk.reads.ran:
             names |= dict.fromkeys(name for name in imports_in(code) if name in sys.modules)
             if code is importlib.import_module.__code__:  # by names that may be computed: of modules that were read
                 found = [noted.object for noted in self._walk.reads.objects.values()]

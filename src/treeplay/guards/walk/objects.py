@@ -68,11 +68,11 @@ class Objects:
         self._containers = containers
         reads = walk.reads
         # Torch's own code asks a class for names that it spells out.
-        ran = [code for code in (reads.code or {}).values() if not code.co_filename.startswith(TORCH)]
+        ran = [code for code in reads.ran if not code.co_filename.startswith(TORCH)]
         callers = {id(code) for name in ASKING for code in reads.builtins.get(f"builtins.{name}", ())}
         self._asks_classes = any(takes_tables(code) or (id(code) in callers and computes_names(code)) for code in ran)
         self._asks_subclasses = _may_have_asked(reads, "__subclasses__")
-        self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
+        self._behind = [code for code in reads.ran if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
         self._classes: dict[type, None] = {}
@@ -252,7 +252,7 @@ class Objects:
 def _may_have_asked(reads: Reads, name: str) -> bool:
     """Whether the run may have called this method of classes. Code that names it need not have come to the call; but where it
     takes the method as a value, C code may have called it, of which nothing tells."""
-    codes = [code for code in (reads.code or {}).values() if name in names_in(code)]
+    codes = [code for code in reads.ran if name in names_in(code)]
     taken = any(name in values_within(code) | strings_within(code) for code in codes)
     return reads.code is None or taken or f"type.{name}" in reads.methods
 

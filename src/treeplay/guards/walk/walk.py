@@ -16,7 +16,6 @@ from typing import Any
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.kinds import HARMLESS, VALUES
 from treeplay.values.kinds import is_a
@@ -34,8 +33,7 @@ class Walk:
     def __init__(self, reads: Reads, *, also_assigned: bool = False) -> None:
         self.reads = reads
         self.also_assigned = also_assigned  # no replay assigns what was assigned: it has to be there already
-        noted = {name for entry in reads.objects.values() for name in entry.read}
-        self.names = noted.union(*(names_in(code) for code in (reads.code or {}).values()))
+        self.names = reads.all_names()
         self.dependencies = Dependencies()
         self.large: list[tuple[Any, str]] = []  # memory that takes too long to compare on each call
         self.iterators: list[tuple[Any, str]] = []

@@ -105,7 +105,7 @@ def stand_in_for_arguments(run: TracedRun) -> contextlib.AbstractContextManager[
 
 def check_numbers(run: TracedRun) -> None:
     """Refuse a number among the arguments, or of the state, whose value the program needed while it ran: it is no input."""
-    if (run.given or run.varying) and (asks_for_types(run.reads.code) or _asks_for_symbols(run)):
+    if (run.given or run.varying) and (asks_for_types(run.reads) or _asks_for_symbols(run)):
         # `isinstance` gets the number's own class.
         for number in run.given:
             raise Refusal.of(f"argument {number.place.label}", _TYPES, "use isinstance, or pass a tensor", None)
@@ -127,8 +127,7 @@ def check_numbers(run: TracedRun) -> None:
 
 def _asks_for_symbols(run: TracedRun) -> bool:
     """Whether code of the user's own may have asked whether a number is one of torch's symbols, as it is in a trace alone."""
-    ran = (run.reads.code or {}).values()
-    return any(is_own_or_text(code.co_filename) and not _SYMBOLS.isdisjoint(code.co_names) for code in ran)
+    return any(is_own_or_text(one.co_filename) and not _SYMBOLS.isdisjoint(one.co_names) for one in run.reads.ran)
 
 
 def not_taken(run: TracedRun, where: Location | None) -> Refusal:
@@ -148,7 +147,7 @@ def not_inputs(run: TracedRun, places: Sequence[Place], why: str, where: Locatio
 
 def check_arrays(run: TracedRun) -> None:
     """Refuse arrays that the program may not have taken for arrays."""
-    if run.call.arrays and asks_for_types(run.reads.code):
+    if run.call.arrays and asks_for_types(run.reads):
         raise refuse_arrays(
             run.call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`"
         )

@@ -29,8 +29,8 @@ def line_of_change(place: Place, reads: Reads) -> Location | None:
         where = holder.stored_at.get(place.key)
         if where is not None:
             return where
-    ran = (reads.code or {}).values()
-    code = [one for one in ran if is_user_file(one.co_filename)] or [one for one in ran if is_users(one.co_filename)]
+    code = [one for one in reads.ran if is_users(one.co_filename)]
+    code = [one for one in code if is_user_file(one.co_filename)] or code
     names = list(_names(place))
     for at, name in enumerate(names):
         for one in code:

@@ -29,7 +29,7 @@ _BETWEEN = frozenset({"CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG"})
 def line_of_draw(generator: Any, reads: Reads) -> Location | None:
     """Where the run used a generator, as far as can be told."""
     # The user's own first, then that of libraries.
-    code = [one for one in (reads.code or {}).values() if is_users(one.co_filename)]
+    code = [one for one in reads.ran if is_users(one.co_filename)]
     code.sort(key=lambda one: not is_user_file(one.co_filename))
     names = {one: _names_of(one) for one in code}
     for is_told in (True, False):

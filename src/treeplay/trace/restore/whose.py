@@ -99,26 +99,21 @@ class Whose:
         # Nothing notes who stores into a closure's cell.
         if is_stand_in(after) or place.how is How.CELL:
             return True
-        code, name = self._reads.code, place.key.__name__ if place.how is How.SLOT else place.key
-        if code is None or any(name in names_in(one) for one in code.values()):
-            return True
-        return "builtins.setattr" in self._reads.builtins
+        name = place.key.__name__ if place.how is How.SLOT else place.key
+        is_named = self._reads.may_have_run(lambda code: name in names_in(code))
+        return is_named or "builtins.setattr" in self._reads.builtins
 
     def may_have_drawn(self, source: Any) -> bool:
         """Whether the program may have used a random generator of Python's or NumPy's."""
-        code = self._reads.code
-        if code is None:
-            return True
         if not isinstance(source, random.Random):
-            return self._has_seen(source)
+            return self._reads.code is None or self._has_seen(source)
         is_called = not self._reads.methods.isdisjoint(_DRAWS_OF_PYTHON)
-        return is_called or any(one.co_filename == random.__file__ for one in code.values())
+        return is_called or self._reads.may_have_run(lambda code: code.co_filename == random.__file__)
 
     def may_have_written(self, memory: Any) -> bool:
         """Whether the program may have written into an array, a buffer or a context variable."""
-        code = self._reads.code
         # Threads have context variables of their own.
-        if code is None or is_a(memory, contextvars.ContextVar):
+        if self._reads.code is None or is_a(memory, contextvars.ContextVar):
             return True
         if is_a(memory, ScriptModule):  # whose code is none of Python's
             return self._has_seen(memory)
@@ -128,10 +123,8 @@ class Whose:
 
     def may_have_set_gradients(self) -> bool:
         """Whether the program may have put something into a gradient."""
-        code = self._reads.code
-        if code is None or not self._reads.methods.isdisjoint(_BACKWARD):
-            return True
-        return any("grad" in stores_within(one) for one in code.values())
+        is_called = not self._reads.methods.isdisjoint(_BACKWARD)
+        return is_called or self._reads.may_have_run(lambda code: "grad" in stores_within(code))
 
     def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Place) -> bool:
         """Whether code that ran may change what stands under this key or name."""
@@ -170,8 +163,7 @@ class Whose:
 
     def _code(self) -> Iterator[CodeType]:
         """The code that ran, but for what changes only objects of its own."""
-        code = self._reads.code
-        return (one for one in (code or {}).values() if not keeps_to_itself(one.co_filename))
+        return (one for one in self._reads.ran if not keeps_to_itself(one.co_filename))
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,6 @@ from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import hashed, spot_of
 from treeplay.guards.outside import Asking, never_the_same, seeds_asked, settings_asked, signals_asked, threads_started
-from treeplay.guards.reads.names import names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
 from treeplay.guards.walk.walk import TooMuch
@@ -140,7 +139,7 @@ _NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], Asking | None], str, str], ...] 
         "start it outside of the program",
     ),
     (
-        lambda reads: signals_asked(reads.builtins, (reads.code or {}).values()),
+        lambda reads: signals_asked(reads.builtins, reads.ran),
         "is asked by the program, and a replay sets no handler or timer of signals, and notices none that is set",
         "do it outside of the program",
     ),
@@ -150,7 +149,7 @@ _NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], Asking | None], str, str], ...] 
         "ask outside of the program, and pass what it gives as a tensor",
     ),
     (
-        lambda reads: seeds_asked(reads.methods, (reads.code or {}).values()),
+        lambda reads: seeds_asked(reads.methods, reads.ran),
         "is asked by the program, and a trace gives generators seeds of its own",
         "ask outside of the program, and pass the seed as an argument",
     ),
@@ -178,8 +177,7 @@ def _check_iterators(findings: Findings) -> None:
 
 def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:
     """What users have put on tensors that are arguments, under names that code of the run uses."""
-    names = {name for noted in run.reads.objects.values() for name in noted.read}
-    names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
+    names = run.reads.all_names()
     for index, leaf in enumerate(run.call.leaves):
         if not is_a(leaf, torch.Tensor):
             continue

@@ -283,7 +283,7 @@ class Job:
             inputs=examine.input_facts(nodes, inputs, roles, names),
             devices=examine.devices_of(module),
             operators=len(examine.calls_of(module)),
-            obstacles=examine.obstacles_of(module),
+            obstacles=tuple(examine.obstacles_of(module)),
             marked=examine.marks_of(module),
             is_on=self.options.record,
             is_dynamic=self.is_dynamic,

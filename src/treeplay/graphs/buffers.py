@@ -14,7 +14,7 @@ import torch
 
 from treeplay.torch_seam.operators import copy_all, foreach_zero_
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.values.overlap import Interval, interval, overlaps_itself
+from treeplay.values.overlap import interval, overlaps_itself
 
 _address = torch.Tensor.data_ptr
 
@@ -93,13 +93,9 @@ class Claims:
         if sample.is_inference() or overlaps_itself(sample) or isinstance(sample, torch.nn.Parameter):
             return False
         start, end = interval(sample)
-        return not any(_meets((start, end), other) for other in self._taken)
+        return not any(first < end and start < last for first, last in self._taken)
 
 
 def own_copy(sample: torch.Tensor) -> torch.Tensor:
     """A leaf with memory of its own."""
     return sample.detach().clone().requires_grad_(sample.requires_grad)
-
-
-def _meets(a: Interval, b: Interval) -> bool:
-    return a[0] < b[1] and b[0] < a[1]

@@ -115,7 +115,7 @@ class _SubstitutionMode(TorchFunctionMode):
         # The one would change something only in a tensor of the trace, and the other is asked of the program's own.
         if is_asked or func in (torch.Tensor.requires_grad_, torch.Tensor.is_inference):
             return func(*args, **kwargs)
-        with kept_whole(name, args, kwargs) if self._substitution.is_exact else contextlib.nullcontext():
+        with kept_whole(name, args, kwargs, is_exact=self._substitution.is_exact):
             result = checked_by_operators(func)(*self._substitution.other(args), **self._substitution.other(kwargs))
         return self._substitution.own(result)
 

@@ -15,11 +15,9 @@ from treeplay.values.signature import (
     Constant,
     GivenContainer,
     Input,
-    Meeting,
     Signature,
     State,
     Unread,
-    Watch,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written, paths
@@ -60,7 +58,8 @@ def of_state(signature: Signature) -> Iterator[Condition]:
         yield GuardsHold(signature.guarded)
     for watch in signature.identities:
         if watch.place.how not in (How.ROOT, How.ARGUMENT):
-            yield _is_object(watch)
+            told = f"this {type(watch.value).__name__}", "another object"
+            yield AreOne(watch.place, Constant(watch.value), str(watch.place), told)
     for watch in signature.lengths:
         yield HasLength(watch.place, watch.value)
     classes = iter(signature.classes[sum(type(leaf) is TensorSpec for leaf in signature.leaves) :])
@@ -122,16 +121,8 @@ def of_meetings(signature: Signature) -> Iterator[AreOne]:
     for meeting in signature.meetings:
         other = GivenContainer(meeting.other) if isinstance(meeting.other, str) else meeting.other
         told = kinds[meeting.are_one], kinds[not meeting.are_one]
-        yield AreOne(GivenContainer(meeting.name), other, _names(meeting), told, meeting.are_one)
-
-
-def _names(meeting: Meeting) -> str:
-    return f"{meeting.name} and {meeting.other}"
-
-
-def _is_object(watch: Watch) -> AreOne:
-    told = f"this {type(watch.value).__name__}", "another object"
-    return AreOne(watch.place, Constant(watch.value), str(watch.place), told)
+        names = f"{meeting.name} and {meeting.other}"
+        yield AreOne(GivenContainer(meeting.name), other, names, told, meeting.are_one)
 
 
 def _distinct(signature: Signature) -> Iterator[AreOne]:

@@ -105,12 +105,8 @@ def devices_of(module: torch.fx.GraphModule) -> tuple[DeviceUse, ...]:
     return tuple(found.values())
 
 
-def obstacles_of(module: torch.fx.GraphModule) -> tuple[Reason, ...]:
+def obstacles_of(module: torch.fx.GraphModule) -> Iterator[Reason]:
     """Operators that no recording can hold, in the graph and in the branches of its control flow."""
-    return tuple(_obstacles(module))
-
-
-def _obstacles(module: torch.fx.GraphModule) -> Iterator[Reason]:
     for node in calls_of(module):
         reason = _obstacle(node)
         if reason is not None:

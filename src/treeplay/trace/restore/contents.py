@@ -74,7 +74,8 @@ class Contents:
                     break
                 is_blind = (id(container), change.place.key) in unread
                 yield replace(change, is_blind=True) if is_blind else change
-        yield from map(_untold, self._memory.changed(partial(_may_have_written, whose)))
+        for place in self._memory.changed(partial(_may_have_written, whose)):  # of which only the place is to be told
+            yield Change(place, ShownText("what it held"), ShownText("something else"))
         for part in self._parts.changed(partial(_may_have_set, whose)):
             yield Change(*part)
         for place, content in self._cells:
@@ -86,11 +87,6 @@ class Contents:
 def _told(change: Change) -> Change:
     """A change that is only to be told: no replay can make it."""
     return Change(change.place, ShownText(shown(change.before)), ShownText(shown(change.after)))
-
-
-def _untold(place: Place) -> Change:
-    """A change of memory, of which only the place is to be told."""
-    return Change(place, ShownText("what it held"), ShownText("something else"))
 
 
 def _may_have_written(whose: Whose | None, memory: Any) -> bool:

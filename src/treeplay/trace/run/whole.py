@@ -16,7 +16,9 @@ _LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
 _WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
 
 
-def kept_whole(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+def kept_whole(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_exact: bool
+) -> contextlib.AbstractContextManager[Any]:
     """For a call of the torch function of this name: its operators are traced as eager calls them, unless sizes are symbols."""
-    is_whole = name in _WRITTEN_OUT and not has_symbols(leaves_of((args, kwargs)))
+    is_whole = is_exact and name in _WRITTEN_OUT and not has_symbols(leaves_of((args, kwargs)))
     return as_eager() if is_whole else contextlib.nullcontext()

@@ -37,8 +37,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     _check_called(run.reads)
     findings, unread = _walked(run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
     check_unseen_stores(findings, run)
-    _check_iterators(findings)
-    _check_large(findings)
+    _check_found(findings)
     dependencies = findings.dependencies
     places = [*(place for item in signature.inputs for place in item.places), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
@@ -156,23 +155,21 @@ _NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], Asking | None], str, str], ...] 
 )
 
 
-def _check_large(findings: Findings) -> None:
-    for value, label in findings.large:
-        raise Refusal.of(
-            label,
-            f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
-            "compare on each call",
-            "make a tensor of it outside of the program, or pass what is needed of it",
-        )
-
-
-def _check_iterators(findings: Findings) -> None:
-    for value, label in findings.iterators:
-        raise Refusal.of(
-            label,
-            f"is a {type(value).__name__} that the program can take items from; a recording would not",
+def _check_found(findings: Findings) -> None:
+    for found, why, advice in (
+        (
+            findings.iterators,
+            "can take items from; a recording would not",
             "take the item outside and pass it as an argument",
-        )
+        ),
+        (
+            findings.large,
+            "can read and anybody change in place, and too large to compare on each call",
+            "make a tensor of it outside of the program, or pass what is needed of it",
+        ),
+    ):
+        for value, label in found:
+            raise Refusal.of(label, f"is a {type(value).__name__} that the program {why}", advice)
 
 
 def attributes_of_arguments(run: TracedRun) -> Iterator[Watch]:

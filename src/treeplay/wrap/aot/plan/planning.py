@@ -118,10 +118,6 @@ def _outputs(traced: Traced) -> list[Any]:
     return list(traced.graph.graph.output_node().args[0])[len(traced.facts.tokens) :]  # type: ignore[arg-type]
 
 
-def _value_fakes(traced: Traced) -> list[Any]:
-    return value_fakes(traced, [fake_value(node) for node in _outputs(traced)])
-
-
 def _argument_fake(traced: Traced, k: int) -> Any:
     """The wrapper of fakes that stood for an argument; None for a plain one."""
     return getattr(traced.facts.subclass_inp_meta[k], "original_subclass", None) if traced.subclasses else None
@@ -158,7 +154,7 @@ def _results(
     noted: RunNotes,
     layouts: dict[int, Layout],
 ) -> tuple[Result, ...]:
-    facts, fakes = traced.facts, _value_fakes(traced)
+    facts, fakes = traced.facts, value_fakes(traced, [fake_value(node) for node in _outputs(traced)])
     first = len(facts.mutated_inp_runtime_indices)
     bases = first + len(facts.output_info)
     results: list[Result] = []

@@ -7,7 +7,6 @@ keep (setting `.data`, replacing a storage, a result that becomes a leaf) is ref
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,8 +112,7 @@ class LineWatch(TorchFunctionMode):
             written = in_place.written_tensors(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
             self._refuse_enlarged(name, written)
             self._refuse_folded(name, written)
-            whole = kept_whole(name, args, kwargs) if self.is_exact else contextlib.nullcontext()
-            with in_place.lying_as_before(written), whole:
+            with in_place.lying_as_before(written), kept_whole(name, args, kwargs, is_exact=self.is_exact):
                 run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
                 result = in_place.viewed(name, args, run(in_eagers_order(func, args, kwargs), args, kwargs))
         if kwargs and fakes.is_outgrown(kwargs.get("out")):

@@ -8,7 +8,6 @@ trace       GivenArray ─ torch.as_tensor, torch.tensor, torch.from_numpy ─�
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +18,14 @@ from treeplay.guards.reads.names import asks_for_a_type
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.torch_seam.patched import Shared, all_wanted
+from treeplay.values.kinds import numpys
 
 _SHOWN = frozenset(("shape", "dtype", "ndim", "size", "strides", "nbytes", "itemsize"))  # which a key has in it
 
 
 def can_be_a_tensor(value: Any) -> bool:
     """Whether a value is a NumPy array whose memory a tensor may share."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or type(value) is not numpy.ndarray or not value.flags.writeable:
+    if type(value) not in numpys("ndarray") or not value.flags.writeable:
         return False
     try:
         torch.from_numpy(value)

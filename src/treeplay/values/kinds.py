@@ -26,6 +26,12 @@ def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(value), kinds)
 
 
+def numpys(*names: str) -> tuple[type, ...]:
+    """These classes of NumPy's; none as long as nobody has imported it."""
+    numpy = sys.modules.get("numpy")
+    return tuple(getattr(numpy, name) for name in names) if numpy is not None else ()
+
+
 _MAKING = ("builtins", "abc")
 """What a class says if code without a `__name__` makes it, or `type(name, bases, table)` of an abstract base."""
 

@@ -7,13 +7,13 @@ import collections
 import ctypes
 import importlib.machinery
 import logging
-import sys
 import types
 
 import torch
 
 from treeplay.guards.memory import BUFFERS
 from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
+from treeplay.values.kinds import numpys
 
 # Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
 VALUES = frozenset({int, bool, float, complex, str, bytes, type(None), type(...), type(NotImplemented), slice, range})
@@ -48,11 +48,4 @@ _CData: type = ctypes.c_int.__mro__[-2]  # which has no public name
 
 def memories() -> tuple[type, ...]:
     """Memory without tensors: NumPy's arrays, and bytes that can change. Asked for each walk: NumPy may be imported later."""
-    numpy = sys.modules.get("numpy")
-    return (bytearray, memoryview, array.array, _CData, *BUFFERS, *((numpy.ndarray,) if numpy is not None else ()))
-
-
-def numpy_scalars() -> tuple[type, ...]:
-    """The numbers of NumPy's, if it is there."""
-    numpy = sys.modules.get("numpy")
-    return (numpy.generic,) if numpy is not None else ()
+    return (bytearray, memoryview, array.array, _CData, *BUFFERS, *numpys("ndarray"))

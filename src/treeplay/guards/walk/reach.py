@@ -35,12 +35,12 @@ from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk import holders as walk_holders
 from treeplay.guards.walk.containers import Containers, is_plain
 from treeplay.guards.walk.functions import Functions
-from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, memories, numpy_scalars
+from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, memories
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.objects import Objects
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.values.kinds import has_attributes, is_a
+from treeplay.values.kinds import has_attributes, is_a, numpys
 from treeplay.values.same import is_same
 
 
@@ -84,7 +84,7 @@ class Reach:
             (contextvars.ContextVar, way(walk_holders.context_variable, walk)),
             (threading.local, way(walk_holders.of_thread, walk)),
             (weakref.ProxyTypes, way(walk_holders.proxy, walk)),
-            (numpy_scalars(), _nothing),
+            (numpys("generic"), _nothing),
             (memories(), way(_both, way(walk_holders.memory, walk), self._objects)),
         )
         self.leave_out(linecache.cache)  # lines of files, generated ones too, which a warning shows

@@ -23,7 +23,7 @@ from treeplay.guards.memory import BUFFERS, buffer_class, buffer_content, held, 
 from treeplay.torch_seam.fakes import has_data
 from treeplay.torch_seam.scripts import ScriptModule, attributes_of, set_attribute
 from treeplay.trace.restore.bare import fill
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import is_a, numpys
 from treeplay.values.place import Place
 from treeplay.values.same import is_same
 
@@ -65,8 +65,7 @@ class MemoryBefore:
 
 
 def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and is_a(value, numpy.ndarray)
+    return is_a(value, numpys("ndarray"))
 
 
 def _plain(value: Any) -> Any:

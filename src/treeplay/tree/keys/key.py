@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from treeplay.observe.shown import shown
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout, spec_of
 from treeplay.trace.call import Call
-from treeplay.values.kinds import PLAIN, is_a
+from treeplay.values.kinds import PLAIN, is_a, numpys
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.structure import Leaf, Structure, as_written, indices_in_objects, paths
 from treeplay.wrap.ambience import Ambience
@@ -112,8 +111,7 @@ def _static(leaf: Any, at: int, call: Call, *, is_of_object: bool) -> Hashable:
 
 
 def _advice(leaf: Any) -> str:
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and is_a(leaf, numpy.ndarray):
+    if is_a(leaf, numpys("ndarray")):
         return "pass torch.from_numpy(array), which shares its memory: nothing tells what the program reads of an array"
     if is_a(leaf, set):
         return "pass a set of numbers or strings, a frozenset, a list or a tuple, or put it in the program's closure"

@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
+from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.plan.answers import with_answer
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.signature.prune import acts
@@ -74,7 +75,8 @@ def settle(traced: Trace, device: torch.device) -> tuple[Trace, tuple[int, ...]]
                 source = Constant(source.tensor.to(device))
             elif isinstance(source, Argument):
                 source = replace(source, moves_to=MoveTo(device, _is_non_blocking(traced, index)))
-                spec = replace(spec, stride=_stride_of_copy(spec))
+                # A copy on another device is without the holes.
+                spec = replace(spec, stride=empty_like_spec(spec, "meta").clone().stride())
             else:
                 moving.append(index)
             inputs[index] = replace(item, source=source, spec=spec)
@@ -161,11 +163,6 @@ def _is_non_blocking(traced: Trace, index: int) -> bool:
     """Whether the program says of each copy of an input that the host need not wait."""
     (node,) = (node for node in traced.graph.find_nodes(op="placeholder") if node.name == f"in{index}")
     return all(user.kwargs.get("non_blocking", user.args[2:3] == (True,)) for user in node.users)
-
-
-def _stride_of_copy(spec: TensorSpec) -> tuple[int, ...]:
-    """The strides of a tensor that is copied to another device: without the holes."""
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta").clone().stride()
 
 
 def _number(node: torch.fx.Node) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.aten.storage import storages_written
 from treeplay.plan.failing import FAILING, indices_of
 from treeplay.torch_seam.operators import OpOverload, operator_name
@@ -106,7 +107,7 @@ class NodeWriter:
     def __call__(self, op: Any, *args: Any) -> Node:
         """An operator on nodes and numbers."""
         node = self._graph.call_function(op, args)
-        found: torch.Tensor = op(*torch.fx.node.map_arg(args, _without_data))
+        found: torch.Tensor = op(*torch.fx.node.map_arg(args, lambda node: empty_like_spec(node.meta["spec"], "meta")))
         spec = TensorSpec(tuple(found.shape), tuple(found.stride()), found.dtype, self._device)
         # A storage is only asked who shares it: a new object is shared with nobody.
         node.meta.update(spec=spec, storage=object(), offset=0)
@@ -115,11 +116,6 @@ class NodeWriter:
     def between(self, values: Node, low: tuple[Any, float], high: tuple[Any, float]) -> Node:
         """Where values are on the right side of both ends."""
         return self(aten.logical_and.default, *(self(op, values, end) for op, end in (low, high)))
-
-
-def _without_data(node: Node) -> torch.Tensor:
-    spec = node.meta["spec"]
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _within(low: int, size: int, ignored: int | None) -> MakesCondition:

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.errors import UsageError
 from treeplay.observe.lines import is_users, user_location
+from treeplay.torch_seam.dynamo import LeavesCompiled
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.torch_seam.trees import tree_iter
@@ -106,21 +107,17 @@ class _InputWatch(TorchDispatchMode):
         return result
 
 
-class OutsideMemory(_InputWatch):
+class OutsideMemory(LeavesCompiled, _InputWatch):
     """While it is entered: keeps the memory that a block of CUDA work reads and did not make itself, in `kept`.
 
     A block that goes on after another, as a backward after its forward, did not make what the other made, and does not keep it.
+    Nor does it what a compiled function inside reads, which is that one's to keep.
     """
 
     def __init__(self, after: OutsideMemory | None = None) -> None:
         self.kept: list[torch.UntypedStorage] = []
         # Not a bound method, by which the mode would keep itself.
         super().__init__(partial(_keep, self.kept), after._seen if after else ())
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Compiled functions inside of the block stay compiled; what they read is theirs to keep."""
-        return True
 
 
 def _keep(kept: list[torch.UntypedStorage], tensor: torch.Tensor) -> None:

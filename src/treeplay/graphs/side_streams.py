@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.dynamo import LeavesCompiled
 
 
-class SideStreams(TorchDispatchMode):
+class SideStreams(LeavesCompiled):
     """While it is entered: forks every stream that an operation runs on. `names` are those seen so far."""
 
     def __init__(self, device: torch.device) -> None:
@@ -27,11 +27,6 @@ class SideStreams(TorchDispatchMode):
         self._device = device
         self._capture = torch.cuda.current_stream(device)
         self._forked: dict[int, torch.cuda.Stream] = {}
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Compiled functions inside of the body stay compiled."""
-        return True
 
     @property
     def names(self) -> list[str]:

@@ -16,7 +16,7 @@ import torch.fx
 from treeplay.device.protocol import Births
 from treeplay.lower.lifetimes import LifetimeNotes, NotedBuffer, places_in_results
 from treeplay.torch_seam.allocator import unobserved
-from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.dynamo import LeavesCompiled
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import storage_of, view_in_memory_of
 from treeplay.values.spec import TensorSpec
@@ -24,7 +24,7 @@ from treeplay.values.spec import TensorSpec
 aten = torch.ops.aten
 
 
-class ResultsTold(TorchDispatchMode):
+class ResultsTold(LeavesCompiled):
     """While it is entered, each result in memory of its own is told to `births`; views and what is written in place are not."""
 
     supports_higher_order_operators = True
@@ -33,11 +33,6 @@ class ResultsTold(TorchDispatchMode):
     def __init__(self, births: Births) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._births = births
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        """Compiled functions inside stay compiled."""
-        return True
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch._logging._internal import trace_structured as trace_structured
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from treeplay.torch_seam.patched import Shared, Wanted, all_wanted
 
@@ -120,6 +120,15 @@ def _add(add: Callable[..., None], value: Any) -> None:
 
 watching: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 """What of `torch.compile` looks at each Python function that is called from here; None for nothing."""
+
+
+class LeavesCompiled(TorchDispatchMode):
+    """A dispatch mode inside of which compiled functions stay compiled. Inside of others Dynamo runs them as they are."""
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """What torch asks a mode for this."""
+        return True
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,8 @@ import torch
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """The classes of plain values."""
+MUTABLE_CONTAINERS = (dict, list, set, collections.deque)
+CONTAINERS = (*MUTABLE_CONTAINERS, tuple, frozenset)
 HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 """The flag of classes that Python code made, or an extension in the same way."""
 
@@ -141,14 +143,14 @@ def is_hidden(cls: type, base: type, name: str) -> bool:
 _OFFSETS = ("__dictoffset__", "__weaklistoffset__", "__vectorcalloffset__")
 
 
-_CONTAINERS: tuple[Any, ...] = (list, tuple, collections.OrderedDict, dict, set, frozenset, collections.deque)
+_BUILTINS: tuple[Any, ...] = (collections.OrderedDict, *CONTAINERS)
 
 
 def builtin_of(container: Any) -> Any:
     """The class of Python's own that a container is of, or that its class is derived from. By the methods of this one it is
     asked for what it holds: a registry may take other arguments in `get`, a mapping may import packages in `items`."""
     cls = type(container)
-    return cls if cls in _CONTAINERS else next(kind for kind in _CONTAINERS if issubclass(cls, kind))
+    return cls if cls in _BUILTINS else next(kind for kind in _BUILTINS if issubclass(cls, kind))
 
 
 def items(values: Any) -> list[Any]:

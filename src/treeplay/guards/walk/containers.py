@@ -16,9 +16,8 @@ import torch
 
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Items, Members, Table
-from treeplay.guards.walk.kinds import CONTAINERS
 from treeplay.guards.walk.walk import Walk
-from treeplay.values.kinds import is_a
+from treeplay.values.kinds import CONTAINERS, is_a
 
 
 class Containers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import collections
 import ctypes
 import importlib.machinery
 import logging
@@ -42,7 +41,6 @@ HARMLESS: tuple[type, ...] = (
 )
 VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 WRAPPERS = (staticmethod, classmethod)
-CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque)
 _CData: type = ctypes.c_int.__mro__[-2]  # which has no public name
 
 

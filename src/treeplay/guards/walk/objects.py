@@ -38,7 +38,7 @@ from treeplay.guards.reads.names import (
 )
 from treeplay.guards.reads.reads import WHOLE, ObjectReads, Reads
 from treeplay.guards.walk.containers import Containers
-from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
+from treeplay.guards.walk.kinds import WRAPPERS
 from treeplay.guards.walk.walk import Walk
 from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.autograd import counter_of_functions
@@ -47,6 +47,7 @@ from treeplay.torch_seam.layers import MODULE_TABLES
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.scripts import ScriptModule
 from treeplay.values.kinds import (
+    CONTAINERS,
     HEAP,
     gives_items_in_python,
     is_a,

@@ -35,12 +35,12 @@ from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk import holders as walk_holders
 from treeplay.guards.walk.containers import Containers, is_plain
 from treeplay.guards.walk.functions import Functions
-from treeplay.guards.walk.kinds import CONTAINERS, VIEWS, WRAPPERS, memories
+from treeplay.guards.walk.kinds import VIEWS, WRAPPERS, memories
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.objects import Objects
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.values.kinds import has_attributes, is_a, numpys
+from treeplay.values.kinds import CONTAINERS, has_attributes, is_a, numpys
 from treeplay.values.same import is_same
 
 

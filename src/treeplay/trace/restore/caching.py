@@ -11,7 +11,7 @@ import gc
 import inspect
 import sys
 import traceback
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from treeplay.guards.entries import results_in, table_of_cache
 from treeplay.trace.restore.bare import bare, fill
 from treeplay.trace.run.tape import TraceTape
-from treeplay.values.kinds import is_a, module_of, table_of
+from treeplay.values.kinds import MUTABLE_CONTAINERS, is_a, module_of, table_of
 
 _CACHING = type(functools.lru_cache(len))
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -80,7 +80,7 @@ def forget_in_tables(kept: Sequence[torch.Tensor]) -> None:
                 continue
             if type(holder) is tuple and id(holder) not in known:
                 tuples.append(holder)
-            elif is_a(holder, (dict, list, set, deque)) and not _are_attributes(holder):
+            elif is_a(holder, MUTABLE_CONTAINERS) and not _are_attributes(holder):
                 _take_out(holder, known)
         known |= {id(value) for value in tuples}
         values = tuples

@@ -6,7 +6,6 @@ it is).
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import enum
@@ -23,7 +22,7 @@ from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.signature.views import ViewReferences
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import containers, flatten
-from treeplay.values.kinds import PLAIN
+from treeplay.values.kinds import CONTAINERS, MUTABLE_CONTAINERS, PLAIN
 from treeplay.values.location import Location
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import Static
@@ -33,7 +32,6 @@ from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
 from treeplay.values.unflatten import unflatten
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[..., Refusal]
 LineOf = Callable[[Place], Location | None]
 _FROZEN = (*PLAIN, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, ModuleType, range)
@@ -155,12 +153,12 @@ class References(ViewReferences):
         return id(value) in self._shared or self.is_there(value)
 
     def _place(self, value: Any) -> Place | None:
-        if not isinstance(value, _CONTAINERS) and not is_dataclass_value(value):
+        if not isinstance(value, CONTAINERS) and not is_dataclass_value(value):
             return None
         place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))
         if place is None or place.read_or(None) is value:
             return place
-        if isinstance(value, (dict, list, set, collections.deque)):
+        if isinstance(value, MUTABLE_CONTAINERS):
             raise self.refuse(
                 str(place),
                 "the program moves this container to another place, and a replay could only make one like it",

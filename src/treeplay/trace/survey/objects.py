@@ -26,6 +26,7 @@ from treeplay.trace.survey.names import ALWAYS, FOREIGN, NEVER, Names, is_of_lib
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
 from treeplay.values.kinds import (
+    MUTABLE_CONTAINERS,
     PLAIN,
     gives_items_in_python,
     hands_items_out,
@@ -154,7 +155,7 @@ class SurveyedObjects:
         for name, entry in dict.copy(table_of(value) or {}).items():
             here = self._walk.root(entry, f"{place}.{name}")
             for found in (entry, *dict.values(entry)) if is_a(entry, dict) else (entry,):
-                if is_a(found, (dict, list, set, collections.deque)):
+                if is_a(found, MUTABLE_CONTAINERS):
                     self._walk.keep_sealed(found, here)
 
     def class_(self, cls: type, place: Place, _: Names) -> None:

@@ -46,7 +46,7 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, DATA, ItemName, Names
 from treeplay.trace.survey.objects import SurveyedObjects
 from treeplay.trace.survey.walk import SurveyWalk
-from treeplay.values.kinds import PLAIN, is_a, items, table_of
+from treeplay.values.kinds import CONTAINERS, MUTABLE_CONTAINERS, PLAIN, is_a, items, table_of
 from treeplay.values.place import How, Place
 
 _LEAD_ELSEWHERE = (
@@ -103,7 +103,7 @@ class _Surveyor:
         self._ways: tuple[tuple[Any, _Way], ...] = (
             (torch.nn.Module, objects.module),
             (torch.optim.Optimizer, objects.optimizer),
-            ((dict, list, tuple, set, frozenset, collections.deque), functools.partial(_container, walk)),
+            (CONTAINERS, functools.partial(_container, walk)),
             (FunctionType, functions.function),
             (MethodType, functions.method),
             (MethodWrapperType, functions.bound),
@@ -148,7 +148,7 @@ class _Surveyor:
 def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> None:
     if is_a(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
         return  # globals, which are entered by name, from the functions that use them
-    if is_a(values, (dict, list, set, collections.deque)):
+    if is_a(values, MUTABLE_CONTAINERS):
         walk.keep(values, place)
     else:
         walk.found.container_places.setdefault(id(values), place)
@@ -191,9 +191,9 @@ def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None
     while waiting:
         value = waiting.pop()
         here = walk.root(value, f"a result of {place}")
-        if is_a(value, (dict, list, set, collections.deque)):
+        if is_a(value, MUTABLE_CONTAINERS):
             walk.keep_sealed(value, here)
-        if not is_a(value, (dict, list, tuple, set, frozenset, collections.deque)):
+        if not is_a(value, CONTAINERS):
             walk.enter(value, here, needs)
         elif id(value) not in seen:
             seen.add(id(value))

@@ -20,7 +20,7 @@ from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
 from treeplay.trace.survey.found import GONE, Container, Survey
 from treeplay.trace.survey.names import ALWAYS, Names, ReadNames, is_users_class
-from treeplay.values.kinds import PLAIN, hands_items_out, is_a, is_leaf, slots_of
+from treeplay.values.kinds import MUTABLE_CONTAINERS, PLAIN, hands_items_out, is_a, is_leaf, slots_of
 from treeplay.values.place import How, Place, root
 
 _NUMBERS = (bool, int, float, complex)
@@ -130,7 +130,7 @@ class SurveyWalk:
                 here = place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}")
                 if is_a(value, (*PLAIN, torch.nn.Module)):  # as geoopt's parameters have the manifold that they are of
                     self.enter(value, here, frozenset({name}))
-                elif is_a(value, (dict, list, set, collections.deque)) and place.how is not How.ARGUMENT:
+                elif is_a(value, MUTABLE_CONTAINERS) and place.how is not How.ARGUMENT:
                     self.keep_sealed(value, here)
             for name, hidden in slots_of(tensor) if place.how is not How.ARGUMENT else ():
                 how, key = (How.ATTRIBUTE, name) if hidden is None else (How.SLOT, hidden)
@@ -143,7 +143,7 @@ class SurveyWalk:
 
 
 def _is_of_data(value: Any) -> bool:
-    return is_a(value, (dict, list, set, collections.deque)) or hands_items_out(value)
+    return is_a(value, MUTABLE_CONTAINERS) or hands_items_out(value)
 
 
 def _is_watchable(value: Any) -> bool:

@@ -161,7 +161,7 @@ def _steps_of_calls(code: CodeType) -> list[dis.Instruction]:
 @lru_cache(maxsize=1024)
 def entry_taken(code: CodeType, at: int) -> str | None:
     """The one name that the instructions around a load of `__dict__` look up in it; None if they do anything else."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL", "NOP")]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("PRECALL", "NOP")]
     here = next((index for index, step in enumerate(steps) if step.offset == at), None)
     if here is None or steps[here].argval != "__dict__":
         return None
@@ -180,7 +180,7 @@ def entry_taken(code: CodeType, at: int) -> str | None:
 
 
 BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
-_IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
+_IDLE = ("NOP", "EXTENDED_ARG", "RESUME")
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11 has one before each CALL
 _BY_NAME = frozenset({"getattr", "hasattr"})
 ASKING = {function.__name__: function for function in (getattr, hasattr, vars, dir)}

@@ -23,7 +23,7 @@ from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
 
 _UNKNOWN = object()  # what a name stands for while the program runs
-_BETWEEN = frozenset({"CACHE", "PUSH_NULL", "PRECALL", "EXTENDED_ARG"})
+_BETWEEN = frozenset({"PUSH_NULL", "PRECALL", "EXTENDED_ARG"})
 
 
 def line_of_draw(generator: Any, reads: Reads) -> Location | None:

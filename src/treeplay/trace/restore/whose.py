@@ -198,7 +198,7 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
             keys.add(before.argval)
         elif step.argrepr in _IN_PLACE:  # of a list or a set, for all that is known
             return None
-        if step.opname not in ("CACHE", "EXTENDED_ARG"):
+        if step.opname != "EXTENDED_ARG":
             before = step
     within = [changes_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)]
     return None if None in within else frozenset(keys).union(*(found for found in within if found is not None))

@@ -60,7 +60,7 @@ DATA: Names = frozenset({_Mark.DATA})
 
 _SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR"})
 _SPELLED_OUT = frozenset({"LOAD_CONST", "BUILD_SLICE", "BUILD_TUPLE"})  # the latter are no strings
-_AT_WORK = frozenset({"CACHE", "EXTENDED_ARG", "COPY"})  # between a key and its subscript
+_AT_WORK = frozenset({"EXTENDED_ARG", "COPY"})  # between a key and its subscript
 _GO_THROUGH = frozenset({"items", "values", "get", "pop", "popitem", "setdefault", "update", "copy", "itemgetter"})
 _MERGES = frozenset({"DICT_MERGE", "DICT_UPDATE"})  # `f(**table)`, `{**table}`
 

@@ -78,7 +78,7 @@ def _print_refusals(console: Console, reasons: Sequence[Reason]) -> None:
     console.print("These are all that the trace came to; behind the last one there may be more.", style="dim")
 
 
-def summary_table(traced: Trace, plan: Plan, backward: str | None = None) -> Table:
+def summary_table(traced: Trace, plan: Plan, backward: str | None) -> Table:
     """What the recording would take, write and give."""
     signature = traced.signature
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -27,6 +27,6 @@ class Costs:
 MEASURED = Costs()
 
 
-def is_update_cheaper(nodes: int, all_nodes: int, costs: Costs = MEASURED) -> bool:
+def is_update_cheaper(nodes: int, all_nodes: int, costs: Costs) -> bool:
     """Whether one update of the whole graph beats rewriting `nodes` of its `all_nodes` one by one."""
     return costs.update(nodes, all_nodes) + costs.least_saved_us < costs.patch(nodes)

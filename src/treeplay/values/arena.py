@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 ALIGNMENT_BYTES = 64  # what torch's own host allocator gives; BLAS results may depend on it
+ALIGNMENT_INSIDE_BYTES = 512  # of a buffer in another: a multiple of that
 
 
 def aligned(nbytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
@@ -86,17 +87,17 @@ class BufferPlace:
     offset: int
 
 
-def places_inside(outer: Iterable[Buffer], buffers: Iterable[Buffer], alignment: int = 512) -> dict[int, BufferPlace]:
+def places_inside(outer: Iterable[Buffer], buffers: Iterable[Buffer]) -> dict[int, BufferPlace]:
     """Which of the `buffers` lie in others, and where in them, all by their ids.
 
     No two that are alive at once overlap, and none is alive any more when the one that it lies in is first needed. Each lies in
-    the smallest that has room. Offsets are multiples of `alignment`, a multiple of 64 bytes.
+    the smallest that has room. Offsets are multiples of `ALIGNMENT_INSIDE_BYTES`.
     """
     rooms = sorted(outer, key=lambda item: item.nbytes)
     inside: dict[int, list[ArenaBuffer]] = {room.id: [] for room in rooms}
     found: dict[int, BufferPlace] = {}
     for buffer in largest_first(buffers):
-        padded = replace(buffer, nbytes=aligned(buffer.nbytes, alignment))
+        padded = replace(buffer, nbytes=aligned(buffer.nbytes, ALIGNMENT_INSIDE_BYTES))
         for room in rooms:
             if buffer.last_step >= room.first_step or padded.nbytes > room.nbytes:
                 continue

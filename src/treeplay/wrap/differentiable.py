@@ -107,7 +107,7 @@ def emit_around(
     wrapped: Wrapped,
     *,
     name: str,
-    back: TakeBack | None = None,
+    back: TakeBack | None,
 ) -> Source:
     """The call function: conditions, the wrapped call, slots and results."""
     checked = checked_tensors(signature, call, tensors)

@@ -31,7 +31,7 @@ def argument_roles(program: Any, inputs: Sequence[Any], *, held: int = 0) -> tup
     return (*[Role.STATIC] * held, *given)
 
 
-def argument_names(program: Any, inputs: Sequence[Any], *, held: Sequence[str] = ()) -> tuple[str, ...]:
+def argument_names(program: Any, inputs: Sequence[Any], *, held: Sequence[str]) -> tuple[str, ...]:
     """What the arguments of a captured program are called, as near to the user's own names as Dynamo tells."""
     if isinstance(program, torch.fx.GraphModule):
         targets = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]

@@ -34,8 +34,8 @@ def with_known_sizes(
     plain: Function,
     numbers: KnownNumbers,
     *,
-    most: int = 8,
-    changing: Sequence[frozenset[int]] = (),
+    most: int,
+    changing: Sequence[frozenset[int]],
 ) -> Function:
     """Compile through `compile_next`, which is given inputs without symbolic numbers, and the values of those that are read as
     numbers; what it compiles is for the values of `numbers` that are known afterwards. A call that brings sizes which are

@@ -56,7 +56,7 @@ def emit_check(
     *,
     state_is_alike: Callable[[], bool],
     again: Callable[[], bool],
-    words: Words | None = None,
+    words: Words | None,
 ) -> Source:
     """`holds()`: whether all guards of `dependencies` and all `facts` hold, and if not, what `again` says.
 

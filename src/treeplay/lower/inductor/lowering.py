@@ -31,9 +31,7 @@ from treeplay.values.boxed import Boxed
 from treeplay.values.spec import TensorSpec
 
 
-def lower_inductor(
-    graph: torch.fx.Graph, *, device: torch.device, eager_random: bool, is_small: bool = False
-) -> Lowered:
+def lower_inductor(graph: torch.fx.Graph, *, device: torch.device, eager_random: bool, is_small: bool) -> Lowered:
     """Compile `graph` for `device`, on the CPU for one thread if it `is_small`.
 
     Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""

@@ -109,9 +109,7 @@ class Keys:
         self._forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
         return True
 
-    def fix_numbers(
-        self, entry: Entry, call: Call, needed: Collection[Trail] = (), where: Location | None = None
-    ) -> None:
+    def fix_numbers(self, entry: Entry, call: Call, needed: Collection[Trail], where: Location | None) -> None:
         """Have numbers that were inputs be none from now on: those of the state that are `needed`. Where that is not known,
         those among the arguments, which are part of the key again; all of the state if there are none."""
         if needed or not call.numbers:

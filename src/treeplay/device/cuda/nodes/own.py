@@ -30,7 +30,7 @@ from treeplay.device.cuda.nodes.calls import (
     current_context,
     function,
 )
-from treeplay.device.cuda.nodes.reading import HOST, kernel_function, node_kind, packed_buffer, param_sizes, params_of
+from treeplay.device.cuda.nodes.reading import HOST, kernel_function, node_kind, packed_buffer, params_of
 from treeplay.errors import InternalError
 
 _ALIGNMENT = 64
@@ -83,7 +83,7 @@ class OwnNode:
 _KERNEL_CALLS = Calls("cuGraphKernelNodeSetParams_v2", "cuGraphExecKernelNodeSetParams_v2")
 
 
-def own_node(handle: int, sizes_of: Callable[[int], tuple[int, ...]] = param_sizes) -> OwnNode:
+def own_node(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnNode:
     """A node of a graph with a copy of its parameters. `sizes_of` a function's parameters may remember what it was asked."""
     kind = node_kind(handle)
     if kind == KERNEL:

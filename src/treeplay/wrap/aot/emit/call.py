@@ -40,7 +40,7 @@ _WITH_GRADIENTS = (
 )
 
 
-def emit_wrapper_call(plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None = None) -> Source:
+def emit_wrapper_call(plan: CallPlan, run: Callable[..., Any], *, direct: DirectCall | None) -> Source:
     """The call function. `run` is the graph's callable, which takes one list, or `apply` of the plan's autograd function."""
     return _PlanEmitter(plan, run, direct=direct).written()
 

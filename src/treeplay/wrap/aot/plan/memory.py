@@ -63,7 +63,7 @@ def seen_elsewhere(
 
 
 def inner_values_last(
-    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, returned: int, unseen: Collection[int] = ()
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, returned: int, unseen: Collection[int]
 ) -> int:
     """Have a forward save inner values behind all others, and a backward take them there; how many there are. The forward
     gives `returned` values before those that it saves, of which nobody sees the `unseen` ones.

@@ -31,7 +31,7 @@ def plan_node(
     backward: torch.fx.GraphModule,
     late: tuple[LateWrite, ...],
     *,
-    inner: int = 0,
+    inner: int,
 ) -> NodePlan:
     """What the autograd node does, once the joint graph is cut in two; of the saved values, `inner` come last."""
     facts = traced.facts

@@ -103,7 +103,7 @@ def _parts(plan: CallPlan) -> list[tuple[int, str]]:
     return [(k, part) for k, parts in enumerate(opened) for part in parts]
 
 
-def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_count: bool = False) -> None:
+def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_count: bool) -> None:
     """Refuse writes of the backward in a graph that takes and returns more than the arguments, gradients and values.
 
     With `may_count`, only those to gradients."""

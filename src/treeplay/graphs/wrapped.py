@@ -38,7 +38,7 @@ from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
-from treeplay.values.graphed import CallableStatistics
+from treeplay.values.graph import CallableStatistics
 
 KEPT_REASONS = 64
 """How many reasons for eager calls are told apart."""

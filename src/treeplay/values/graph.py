@@ -1,4 +1,4 @@
-"""A snapshot of what one explicit recording holds and has done."""
+"""Snapshots of what one explicit recording holds and has done, and of what a graphed callable has."""
 
 from __future__ import annotations
 
@@ -35,4 +35,23 @@ class GraphStatistics:
         return (
             f"recording on {self.device}, {self.phase}: {self.node_count or 0} nodes ({kinds or 'none'}){memory}, "
             f"captured in {self.capture_seconds * 1e3:.1f} ms, {self.replays} replays{launched}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CallableStatistics:
+    """`recordings` were made and `kept` are there still; eager calls by reason."""
+
+    label: str
+    recordings: int
+    kept: int
+    replays: int
+    copied_tensors: int
+    eager_calls: int
+    eager_because: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.label}: {self.recordings} recordings, {self.replays} replays, {self.copied_tensors} tensors copied in, "
+            f"{self.eager_calls} eager calls"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from treeplay.wrap.aot.compiled_call import load_inference, load_training
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes, arrange, needs_arrangement
 from treeplay.wrap.aot.plan.layouts import reshaped_and_back
-from treeplay.wrap.aot.plan.names import names_of
 from treeplay.wrap.aot.plan.planning import plan_call
 from treeplay.wrap.aot.plan.shared_results import with_common_values, with_own_versions
 from treeplay.wrap.aot.plan.subclass_rules import in_user_terms
@@ -50,7 +50,7 @@ def wrap_function(
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
-    names = names_of(function, len(samples)) if names is None else tuple(names)
+    names = _names_of(function, len(samples)) if names is None else tuple(names)
     try:
         task = _task(function, samples, names, compilers, is_checked=is_checked, repeat=repeat)
         while True:  # until a trace loses nothing
@@ -206,6 +206,16 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
     late = take_writes_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
     check_module(traced.graph, "the backward's writes were taken out")
     return load_training(traced, plan, late, compilers, again, lambda: task.autocast_without_effect(trace, mark))
+
+
+def _names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+    """The function's own names of its arguments, where each has one; else numbered ones."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    return names if len(names) == len(parameters) == count else tuple(f"arg{k}" for k in range(count))
 
 
 def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import datetime
 import decimal
+import functools
 import inspect
 import json
 import pickle
@@ -162,3 +163,66 @@ def test_a_program_that_handles_other_errors_keeps_its_numbers() -> None:
         x = torch.arange(3.0) + call
         assert_same(step(x), program(twin, x))
     assert step.statistics().recordings == 1
+
+
+@functools.lru_cache
+def kernel_of(size: int) -> Tensor:
+    return torch.ones(size) * 2
+
+
+def kept_by_hand(s: Counts) -> Tensor:
+    kernels = s.__dict__.setdefault("kernels", {})
+    if s.n not in kernels:
+        kernels[s.n] = torch.ones(s.n) * 2
+    kernel: Tensor = kernels[s.n]
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "kernel", [kept_by_hand, lambda s: kernel_of(s.n)], ids=["in a dict", "by a function that keeps its results"]
+)
+def test_a_size_that_selects_what_is_kept_leaves_other_numbers_inputs(kernel: Callable[[Counts], Tensor]) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        made = x[: s.n] * 3 - kernel(s) * s.w
+        s.w += 0.25
+        return made
+
+    mine, twin = Counts(), Counts()
+    mine.n = twin.n = 4
+    step = jit(lambda x: program(mine, x))
+    for call in range(12):
+        if call == 4:
+            mine.n = twin.n = 3
+        x = torch.arange(4.0) + call
+        assert_same(step(x), program(twin, x))
+    assert step.statistics().replays >= 8
+
+
+@pytest.mark.parametrize(
+    "give", [lambda s: json.dumps({"w": s.w}), lambda s: float(decimal.Decimal(s.w))], ids=["held", "of its class"]
+)
+def test_a_refusal_names_the_number_that_is_needed(give: Callable[[Counts], Any]) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.n += 1
+        s.w *= 0.5
+        s.made = give(s)
+        return x * s.n - s.w
+
+    mine = Counts()
+    step = treeplay.jit(lambda x: program(mine, x), lower="aten")
+    with pytest.warns(UserWarning, match=r"\.w: the program changes a Python value.*it needs the number itself at"):
+        for _ in range(6):
+            step(torch.ones(2))
+
+
+def test_a_number_among_the_arguments_stays_an_input_beside_one_of_the_state_that_is_needed() -> None:
+    def program(s: Counts, x: Tensor, w: float) -> Tensor:
+        return x * float(decimal.Decimal(s.n)) - w
+
+    mine, twin = Counts(), Counts()
+    step = jit(lambda x, w: program(mine, x, w))
+    for call in range(12):
+        mine.n = twin.n = call // 4
+        x = torch.arange(3.0) + call
+        assert_same(step(x, call / 7), program(twin, x, call / 7))
+    assert step.statistics().replays >= 5

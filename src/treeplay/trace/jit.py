@@ -226,7 +226,7 @@ def _run(run: TracedRun, errors: ErrorsOfSymbols, args: tuple[Any, ...], kwargs:
 def _check_symbols(run: TracedRun, errors: ErrorsOfSymbols) -> None:
     """Have the program traced without its symbols, now or for a later call, where one has caused an error."""
     if errors.is_any and (run.given or run.varying):
-        raise not_taken(run, errors.where)
+        raise not_taken(run, errors)
     if errors.is_any and run.numbers:
         raise _Again(has_rates=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import decimal
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from treeplay.trace.numbers.errors_of_symbols import ErrorsOfSymbols, may_have_handled
-from treeplay.trace.numbers.scalars import Scalar, symbolic
+from treeplay.trace.numbers.scalars import Scalar, given_number, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
+from treeplay.values.place import How, Place
+from treeplay.values.signature import Number
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def number() -> Any:
 
 
 def refusing(value: Any) -> None:
-    raise TypeError("what is this?")
+    raise TypeError(f"what is this? {type(value[0]).__name__}" if isinstance(value, list) else "what is this?")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,30 @@ def test_an_error_that_a_symbol_has_caused(number: Any, do: Callable[[Any], Any]
     with errors.told():
         program()
     assert errors.is_any == is_any and (errors.where is not None) == is_any
+
+
+@pytest.mark.parametrize(
+    ("do", "suspects"),
+    [
+        (lambda rate, count: json.dumps(count * 2), ["s1"]),
+        (lambda rate, count: {}.get(count), ["s1"]),
+        (lambda rate, count: json.dumps(rate / count), ["s0", "s1"]),
+        (lambda rate, count: [rate, count, refusing(rate)], ["s0"]),
+        (lambda rate, count: refusing([count]), ["s1"]),
+        (lambda rate, count: refusing([count == 3]), ["s0", "s1"]),
+    ],
+    ids=["held", "held by torch", "computed of both", "beside another", "of its class", "not told"],
+)
+def test_which_number_an_error_may_be_of(do: Callable[[Any, Any], Any], suspects: list[str]) -> None:
+    world = ScalarWorld(torch.fx.Graph())
+    numbers = [Number(name, Place(How.ITEM, {}, name, None, name), value) for name, value in (("s0", 0.5), ("s1", 3))]
+    rate, count = (given_number(world, each.name, each.value, world.graph.placeholder(each.name)) for each in numbers)
+    errors = ErrorsOfSymbols()
+    try:
+        do(rate, count)
+    except TypeError as error:
+        errors.note(error, error.__traceback__)
+    assert [each.name for each in errors.suspects(numbers)] == suspects
 
 
 def by_class() -> None:

@@ -19,6 +19,7 @@ from treeplay.errors import Refusal
 from treeplay.observe.lines import is_own_or_text
 from treeplay.trace.arrays import GivenArray, asks_for_types
 from treeplay.trace.call import Call
+from treeplay.trace.numbers.errors_of_symbols import ErrorsOfSymbols
 from treeplay.trace.numbers.numpy_numbers import is_float
 from treeplay.trace.signature.make import has_symbol
 from treeplay.trace.traced import TracedRun
@@ -130,11 +131,13 @@ def _asks_for_symbols(run: TracedRun) -> bool:
     return any(is_own_or_text(one.co_filename) and not _SYMBOLS.isdisjoint(one.co_names) for one in run.reads.ran)
 
 
-def not_taken(run: TracedRun, where: Location | None) -> Refusal:
-    """The refusal of a program for the numbers that were to be inputs, one of which has caused an error at a line."""
-    for number in run.given:
-        return Refusal.of(f"argument {number.place.label}", _NOT_TAKEN, "pass a tensor", where)
-    return not_inputs(run, [number.place for number in run.varying], _NOT_TAKEN, where)
+def not_taken(run: TracedRun, errors: ErrorsOfSymbols) -> Refusal:
+    """The refusal of a program for those of the numbers that were to be inputs for which one has caused an error."""
+    suspects = errors.suspects([*run.given, *run.varying])
+    for number in suspects:
+        if number.place.how is How.ARGUMENT:
+            return Refusal.of(f"argument {number.place.label}", _NOT_TAKEN, "pass a tensor", errors.where)
+    return not_inputs(run, [number.place for number in suspects], _NOT_TAKEN, errors.where)
 
 
 def not_inputs(run: TracedRun, places: Sequence[Place], why: str, where: Location | None = None) -> Refusal:

@@ -82,6 +82,11 @@ def _chosen(**given: Any) -> torch.Tensor | None:
     return torch.where(condition, first, other)
 
 
+def takes_any(x: torch.Tensor, number: Any) -> bool:
+    """Whether each number of this kind can be stored in `x`."""
+    return x.dtype.is_floating_point or (x.dtype == torch.int64 and type(number) is int)
+
+
 def to_be_stored(func: Any, args: tuple[Any, ...], constants: Constants) -> tuple[Any, ...] | None:
     """The arguments of `x[index] = number` with a tensor for a symbolic number; None for any other call, and where eager raises
     for some numbers, since `x` is too narrow."""
@@ -89,7 +94,7 @@ def to_be_stored(func: Any, args: tuple[Any, ...], constants: Constants) -> tupl
         return None
     x, index, number = args
     value = unguarded_value(number)
-    if not (x.dtype.is_floating_point or (x.dtype == torch.int64 and type(value) is int)):
+    if not takes_any(x, value):
         return None
     # For a tensor on a GPU, torch makes that of the number on the host, and fills where it would have copied.
     options = {"dtype": x.dtype, "device": "cpu" if x.is_cuda else x.device}

@@ -1,6 +1,7 @@
 """Checks that torch makes on the host, as a recording can have them: values that do not pass still fail, and nobody waits.
 
 one_hot(x, 3)            ▶   look-ups in a table of three, which fail out of range; torch asks the host for the largest class
+x[p] = y                 ▶   x.index_put_((p,), y), in `positions`
 if not is_all_true(v):   ▶   _assert_async(v), in the code by which a distribution validates its arguments and samples
     raise ValueError
 
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 from treeplay.guards.reads.machinery import is_machinery
 from treeplay.torch_seam.operators import assert_async, is_all_true
+from treeplay.trace.run.positions import set_item
 
 VALIDATES = "a distribution was given values that it does not take"
 """The message of an assertion in the place of a distribution's check."""
@@ -44,6 +46,8 @@ def checked_by_operators(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function to call for a torch function in a trace: the function itself for all but a few."""
     if function is _torchs:
         return _one_hot
+    if function is torch.Tensor.__setitem__:
+        return set_item
     if function in _ASKS and is_validation():
         return functools.partial(_all_true, function)
     return function

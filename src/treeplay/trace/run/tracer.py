@@ -20,7 +20,7 @@ import torch.fx
 from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads.reads import Reads
-from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
+from treeplay.observe.lines import call_site, innermost_is_optimizer, running_call, user_location
 from treeplay.torch_seam.autograd import is_accumulating, is_computed_again
 from treeplay.torch_seam.casts import note_casts
 from treeplay.torch_seam.fakes import FakeTensor
@@ -50,6 +50,7 @@ from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.of_constants import answer_of_constants
 from treeplay.trace.run.on_fakes import OnFakes
+from treeplay.trace.run.positions import INSTEAD
 from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed, why_unknown
 from treeplay.trace.training.fused import torchs_own, with_numbers_decided
@@ -273,7 +274,7 @@ class Tracer(TorchDispatchMode):
         raise self.refuse(
             spoken_name(func).replace("_local_scalar_dense", "item"),
             "reads a tensor's value on the host, which a recording cannot wait for",
-            KEEP_ON_DEVICE,
+            INSTEAD.get(running_call().name or "", KEEP_ON_DEVICE),
             where,
         )
 

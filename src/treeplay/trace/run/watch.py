@@ -141,7 +141,7 @@ class WatchFunctions(TorchFunctionMode):
         elif (result := tensor_of_numbers(func, args, kwargs, self.tracer.constants)) is not None:
             return result, None
         elif (stored := to_be_stored(func, args, self.tracer.constants)) is not None:
-            return func(*stored), None
+            return checked_by_operators(func)(*stored), None
         elif func in _BACKWARD:
             self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli, Exponential, Normal, Uniform, kl_divergence
 
 import treeplay
 from support import assert_same, jit
@@ -575,3 +577,103 @@ def test_a_remainder_needs_no_condition() -> None:
         step(FLOATS, n)
     (source,) = step.sources()
     assert "<= ((" not in source
+
+
+Use = Callable[[Tensor, float], Tensor]
+DISTRIBUTIONS: dict[str, Use] = {
+    "a sample": lambda x, a: Normal(x, a).sample() - x,
+    "a sample with gradients": lambda x, a: Normal(x, a).rsample() * a,
+    "samples of numbers alone": lambda x, a: Normal(a, 2 * a).sample((3,)) - x,
+    "a density": lambda x, a: Normal(x, a).log_prob(x * 2 - 1),
+    "an entropy": lambda x, a: Normal(x, a).entropy() - x,
+    "a distance": lambda x, a: kl_divergence(Normal(x, a), Normal(0.0, 1.0)),
+    "bounds": lambda x, a: Uniform(-a, a + 1).sample((3,)) - x,
+    "a probability": lambda x, a: Bernoulli(a / 9).sample((3,)) - x,
+    "without validation": lambda x, a: Exponential(a, validate_args=False).sample((3,)) - x,
+}
+
+
+@pytest.mark.parametrize("what", DISTRIBUTIONS)
+def test_a_distribution_of_a_number_that_varies(what: str) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.a *= 0.75
+        return DISTRIBUTIONS[what](x, s.a)
+
+    assert_as_eager(program)
+
+
+def clipped_by_norm(x: Tensor, most: float) -> Tensor:
+    weight = torch.nn.Parameter(torch.ones(3))
+    (weight * x).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_([weight], most)
+    assert weight.grad is not None
+    return weight.grad - norm
+
+
+def clipped_by_value(x: Tensor, most: float) -> Tensor:
+    weight = torch.nn.Parameter(torch.ones(3))
+    (weight * x).sum().backward()
+    torch.nn.utils.clip_grad_value_([weight], most)
+    assert weight.grad is not None
+    return weight.grad - x
+
+
+@pytest.mark.parametrize("clipped", [clipped_by_norm, clipped_by_value])
+@pytest.mark.parametrize("number", [lambda s: s.a, lambda s: s.n], ids=["a float", "an integer"])
+def test_gradients_are_clipped_at_a_number_that_varies(clipped: Use, number: Callable[[Counts], Any]) -> None:
+    def program(s: Counts, x: Tensor) -> Tensor:
+        s.a, s.n = s.a * 0.75, s.n + 1
+        return clipped(x, number(s))
+
+    assert_as_eager(program)
+    assert "float" not in vars(sys.modules["torch.nn.utils.clip_grad"])
+
+
+def assert_as_eager(program: Callable[[Counts, Tensor], Tensor]) -> None:
+    """In one recording that draws as eager does."""
+    mine, twin = Counts(), Counts()
+    step = jit(lambda x: program(mine, x))
+    for call in range(8):
+        x = torch.arange(3.0) + 0.5 + call
+        found = []
+        for s, run in ((mine, step), (twin, lambda x: program(twin, x))):
+            torch.manual_seed(call)
+            found.append((run(x).detach(), s.a, s.n, torch.rand(1)))
+        assert_same(*found)
+    assert step.statistics().recordings == 1 and step.statistics().replays >= 5
+
+
+def test_a_validated_number_that_varies_raises_as_in_eager() -> None:
+    def program(x: Tensor, scale: float) -> Tensor:
+        return Normal(x, scale, validate_args=True).rsample() - x
+
+    step = jit(program)
+    for scale in (1.0, 0.75, 0.5, 0.25, -1.0, 0.125):
+        found = []
+        for run in (step, program):
+            torch.manual_seed(0)
+            try:
+                found.append(run(torch.ones(3), scale))
+            except ValueError as error:
+                found.append(str(error))
+        if isinstance(found[1], str):
+            assert found[0] == found[1]
+        else:
+            assert_same(*found)
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda x, a: torch.normal(x, a), lambda x, a: x.clone().uniform_(-a, a)], ids=["normal", "uniform_"]
+)
+def test_an_operator_that_draws_needs_its_numbers(draw: Use) -> None:
+    """A standard draw that is scaled afterwards differs from it in the last bits."""
+    counts = Counts()
+
+    def program(x: Tensor) -> Tensor:
+        counts.a *= 0.75
+        return draw(x, counts.a)
+
+    step = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="needs the number itself at"):
+        for _ in range(5):
+            step(torch.ones(3))

@@ -50,6 +50,17 @@ def test_a_shared_stand_in_goes_with_the_last_who_wants_it() -> None:
     assert seen == ["not original"] and owner.name is original
 
 
+def test_a_module_may_be_given_what_its_code_finds_among_the_builtins() -> None:
+    owner: Any = ModuleType("owner")
+    exec("def asked(value): return float(value)", vars(owner))
+    shared = Shared(
+        owner, "float", lambda original, value: lambda given: original(given) - 1 if value() else original(given)
+    )
+    with shared.wanted():
+        assert owner.asked(3) == 2.0
+    assert owner.asked(3) == 3.0 and "float" not in vars(owner)
+
+
 def test_each_thread_has_a_value_of_its_own() -> None:
     owner: Any = Owner()
     shared = Shared(owner, "name", lambda original, value: lambda: value())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -76,7 +77,8 @@ class Shared(Wanted):
         owner = sys.modules.get(self._owner) if isinstance(self._owner, str) else self._owner
         # As it stands there: `getattr` binds class methods, and a bound one put back would no longer be one.
         own = vars(owner).get(self._name, ABSENT) if owner is not None else ABSENT
-        original = getattr(owner, self._name, ABSENT) if own is ABSENT else own
+        builtin = getattr(builtins, self._name, ABSENT)  # which a module's code finds, if the module itself has none
+        original = (getattr(owner, self._name, builtin) if owner is not None else ABSENT) if own is ABSENT else own
         if original is ABSENT:
             return None
         function = self._make(original, self.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from sys import _getframe  # by name: modules are watched while this is called
@@ -56,7 +57,8 @@ def attribute_for(number: Any, name: str, code: CodeType) -> Any:
 
     Of what Python's own operators ask, and C code that takes symbols, that is right. Of all else it is the number's."""
     # Without `isinstance`, which asks this function.
-    if code.co_filename.startswith((TORCH, OURS)) or type(number.node) is not Scalar:
+    is_torchs = code.co_filename.startswith((TORCH, OURS)) and not code.co_filename.startswith(_DISTRIBUTIONS)
+    if is_torchs or type(number.node) is not Scalar:
         return ABSENT
     scalar: Scalar = number.node
     if name == "__class__":
@@ -72,6 +74,7 @@ def _called(scalar: Scalar, method: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(scalar.eager(), method)(*args, **kwargs)
 
 
+_DISTRIBUTIONS = os.path.join(TORCH, "distributions", "")  # which make tensors of numbers, and of nothing that is none
 _OF_INSTANCES = frozenset(("__dict__", "__module__", "__weakref__"))  # which no number has
 
 
@@ -155,8 +158,20 @@ def _encoder(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Cal
     return c_make_encoder
 
 
+def _float(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+    """Of code that has a float of whatever it is given, to compute with: it may as well be a symbolic one."""
+
+    def as_float(number: Any) -> Any:
+        scalar = scalar_of(number) if is_wanted() else None
+        return original(number) if scalar is None else symbolic(scalar.sym_float())
+
+    skip_code(as_float.__code__, with_callees=True)
+    return as_float
+
+
 _SHARED = {
     **{function.__name__: Shared(math, function.__name__, _of_math) for function in FUNCTIONS},
+    "clip_grad": Shared("torch.nn.utils.clip_grad", "float", _float),
     "c_make_encoder": Shared("json.encoder", "c_make_encoder", _encoder),
 }
 

@@ -43,11 +43,12 @@ class ErrorsOfSymbols:
 
     def note(self, error: BaseException, trace: TracebackType | None) -> None:
         """Told of an error, once or for each function that it comes through."""
-        if self.is_any:
-            return
-        told, held = _class_told(error), _held_where_raised(trace)
         # Its text may tell the class that a symbol says it has, or none.
-        if told is not None or (held and isinstance(error, TypeError)):
+        told = _class_told(error)
+        if self.is_any or (told is None and not isinstance(error, TypeError)):
+            return
+        held = _held_where_raised(trace)
+        if told is not None or held:
             self.is_any, self.where = True, failed_call(trace).where
             self._held = tuple(text for kind, text in held if text and told in (None, kind))
             self._kind = told

@@ -1,7 +1,7 @@
 """Objects and classes on a walk: of an object the attributes that were read, of a class what its objects may have found there.
 
     watched object    the attributes that were read, present or absent; its class
-    other object      all attributes, since nobody saw which were read
+    other object      all attributes, since nobody saw which were read; of a plain namespace those that code names
     class             its functions and special methods, and data of names that were read anywhere
 
 Code can read behind the back of an object's class (`object.__getattribute__`); where such code ran, objects count as not
@@ -39,6 +39,7 @@ from treeplay.guards.reads.names import (
 from treeplay.guards.reads.reads import WHOLE, ObjectReads, Reads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import WRAPPERS
+from treeplay.guards.walk.plain_namespaces import PlainNamespaces
 from treeplay.guards.walk.walk import Walk
 from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.autograd import counter_of_functions
@@ -76,6 +77,7 @@ class Objects:
         self._behind = [code for code in reads.ran if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
+        self._plain = PlainNamespaces(walk, may_ask_for_any=self._asks_classes or self._is_blind)
         self._classes: dict[type, None] = {}
         self._of_instances: set[type] = set()
         self._named: dict[type, None] = {}  # torch's classes of which no object was met
@@ -143,7 +145,8 @@ class Objects:
         if table is None:
             return
         if WHOLE in names:
-            self._walk.guard_table(table, f"{label}.", self._untaken(value, table))
+            follow = self._plain.follow if type(value) is types.SimpleNamespace else self._walk.guard_table
+            follow(table, f"{label}.")
             return
         kept = tuple(name for name in names if name in table or not is_found_on(type(value), name))
         if kept:
@@ -153,12 +156,6 @@ class Objects:
                     # The entries of these tables a user writes as attributes of the module.
                     is_part = is_a(value, torch.nn.Module) and name in MODULE_TABLES
                     self._walk.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
-
-    def _untaken(self, value: Any, table: dict[str, Any]) -> set[str]:
-        """The iterators in a namespace, whose reads nobody sees, from which the run took nothing: no code has their names."""
-        if type(value) is not types.SimpleNamespace or self._asks_classes:
-            return set()
-        return {name for name, entry in table.items() if is_iterator(entry) and name not in self._walk.names}
 
     def _names_read(self, value: Any) -> dict[str, None]:
         """The attributes of an object that may have been read; among them `WHOLE` if that is any."""
@@ -200,8 +197,8 @@ class Objects:
             self._walk.enter(metaclass, metaclass.__qualname__)
 
     def enter_asked_for(self) -> None:
-        """Enter all data of the classes, if what asks by other names than code has was met: an `attrgetter`, or `getattr` in a
-        partial or under another name."""
+        """Enter all data of the classes and of plain namespaces, if what asks by other names than code has was met: an
+        `attrgetter`, or `getattr` in a partial or under another name."""
         walk = self._walk
         if not self._asks_classes and not walk.seen.keys().isdisjoint(map(id, (*ASKING.values(), operator.attrgetter))):
             self._asks_classes = True
@@ -209,6 +206,7 @@ class Objects:
             walk.dependencies.tables = [table for table in walk.dependencies.tables if id(table.holder) not in known]
             for cls in list(self._classes):
                 self._data_of_class(cls)
+        self._plain.finish(may_ask_for_any=self._asks_classes)
 
     def _data_of_class(self, cls: type) -> None:
         if cls is RemovableHandle:  # which counts all hooks of the process

@@ -12,18 +12,31 @@ from treeplay.torch_seam.tensors import unusual
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.same import is_same
 
+Ways = frozenset[tuple[Any, ...]]
+"""The keys and indices that lead to numbers in a container which are inputs: each call checks these by itself."""
+NO_WAYS: Ways = frozenset()
 
-def are_alike(read: Set[int], before: Any, found: Any) -> bool:
+
+def below(ways: Ways, key: Any) -> Ways:
+    """The rest of those ways that begin with a key."""
+    return frozenset(way[1:] for way in ways if way[:1] == (key,)) if ways else ways
+
+
+def are_alike(read: Set[int], before: Any, found: Any, ways: Ways = NO_WAYS) -> bool:
     """Whether a slot that the recording itself fills holds what it put there, or the like."""
     if is_a(before, torch.Tensor):
         return is_like(before)(found)
     if type(before) is not type(found):
         return False
+    if () in ways:
+        return True
     if isinstance(before, (list, tuple)):
         is_as_long = len(before) == len(found) and _which_are_one(before) == _which_are_one(found)
-        return is_as_long and all(are_alike(read, *pair) for pair in zip(before, found, strict=True))
+        pairs = zip(before, found, strict=False)
+        return is_as_long and all(are_alike(read, *pair, below(ways, at)) for at, pair in enumerate(pairs))
     if isinstance(before, dict):
-        return list(before) == list(found) and are_alike(read, [*before.values()], [*found.values()])
+        by_index = frozenset((at, *way) for at, key in enumerate(before) for way in below(ways, key))
+        return list(before) == list(found) and are_alike(read, [*before.values()], [*found.values()], by_index)
     return is_same(before, found) or _are_like_objects(read, before, found)
 
 
@@ -48,11 +61,13 @@ def _which_are_one(values: Sequence[Any]) -> list[int]:
     return list(map(ids.index, ids))
 
 
-def check_of_slot(recorded: Any, staying: Set[int], read: Set[int]) -> Callable[[Any], bool]:
+def check_of_slot(recorded: Any, staying: Set[int], read: Set[int], ways: Ways = NO_WAYS) -> Callable[[Any], bool]:
     """Whether what is found in a slot is alike what was recorded, and none of the objects in other places, by their `id`: the
     program could tell that they are one."""
     alike = (
-        is_like(recorded) if is_a(recorded, torch.Tensor) else functools.partial(are_alike, read | staying, recorded)
+        is_like(recorded)
+        if is_a(recorded, torch.Tensor)
+        else functools.partial(are_alike, read | staying, recorded, ways=ways)
     )
     return lambda found: alike(found) and id(found) not in staying
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.alike import check_of_plain, check_of_slot
+from treeplay.guards.alike import NO_WAYS, Ways, below, check_of_plain, check_of_slot
 from treeplay.guards.memory import held
 from treeplay.observe.shown import shown
 from treeplay.values.mismatch import Mismatch
@@ -39,15 +39,17 @@ class Comparison:
         self.moved: set[int] = set()  # guards that were found to go over to another container
         self.replaced: dict[int, torch.Tensor] = {}  # by the `id` of a tensor, what took its place
 
-    def alike(self, before: Any, now: Any) -> bool:
-        """Whether a program that read `before` would do the same with `now`."""
+    def alike(self, before: Any, now: Any, ways: Ways = NO_WAYS) -> bool:
+        """Whether a program that read `before` would do the same with `now`, but for the numbers at the end of `ways`."""
         if before is now or is_same(before, now):
             return True
         if type(before) is not type(now):
             return False
+        if () in ways:
+            return True
         if isinstance(before, tuple):
-            pairs = zip(tuple.__iter__(before), tuple.__iter__(now), strict=False)
-            return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
+            pairs = enumerate(zip(tuple.__iter__(before), tuple.__iter__(now), strict=False))
+            return len(before) == len(now) and all(self.alike(old, new, below(ways, at)) for at, (old, new) in pairs)
         guard = self.containers.get(id(before))
         if guard is not None and guard.may_be_replaced and guard.holder is before:  # not one that has its `id` by now
             other = self.containers.get(id(now))
@@ -90,7 +92,8 @@ class ContainerGuard(Guard):
 
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
     is none of the objects `staying` in other places, nor one of which something is `read` (`check_of_slot`). `of_facts`: those
-    of tensors of which facts were read; one that is replaced is `filled` by others from then on, as a replay does it.
+    of tensors of which facts were read; one that is replaced is `filled` by others from then on, as a replay does it. `ways`:
+    to the numbers in what is under a key that are inputs.
     `is_steady`: whether a warm call compares all of it with what was compared last, also what is free."""
 
     __slots__ = (
@@ -104,6 +107,7 @@ class ContainerGuard(Guard):
         "read",
         "staying",
         "times",
+        "ways",
         "written",
     )
     recorded: Any
@@ -116,6 +120,7 @@ class ContainerGuard(Guard):
         self.of_facts, self.filled = set[Any](), set[Any]()
         self.staying: Set[int] = frozenset()
         self.read: Set[int] = frozenset()
+        self.ways: dict[Any, Ways] = {}
         self.may_be_replaced = False
         self.is_steady = True
         self.times = 0  # how often it has changed in what does not matter, and in nothing else
@@ -144,8 +149,12 @@ class ContainerGuard(Guard):
         if before is found or key in self.free:
             return True
         if key in self.written:
-            return check_of_slot(before, self.staying, self.read)(found)
-        return comparison.alike(before, found)
+            return self.check_of_slot(key, before)(found)
+        return comparison.alike(before, found, self.ways.get(key, NO_WAYS))
+
+    def check_of_slot(self, key: Any, recorded: Any) -> Callable[[Any], bool]:
+        """What may be under a key that a replay replaces, where something was recorded."""
+        return check_of_slot(recorded, self.staying, self.read, self.ways.get(key, NO_WAYS))
 
     def _fill(self, key: Any) -> None:
         self.of_facts.discard(key)
@@ -174,7 +183,7 @@ class ContainerGuard(Guard):
 class Asked(Guard):
     """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
 
-    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "slot", "spot")
+    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "slot", "spot", "ways")
 
     def __init__(
         self,
@@ -192,13 +201,14 @@ class Asked(Guard):
         self.is_free = False  # whether the warm call checks it by itself
         self.slot: Callable[[Any], bool] | None = None  # what may be in a place that a replay fills itself
         self.is_fresh = is_fresh  # whether each answer is a new object
+        self.ways = NO_WAYS  # to the numbers in it that are inputs
         self.recorded = ask()
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
         found = self.ask()
         if self.is_free:
             return None
-        if self.slot(found) if self.slot is not None else comparison.alike(self.recorded, found):
+        if self.slot(found) if self.slot is not None else comparison.alike(self.recorded, found, self.ways):
             comparison.commits.append(lambda: setattr(self, "recorded", found))
             return None
         return comparison.inner or differing(self.label, self.recorded, found)

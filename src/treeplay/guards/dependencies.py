@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.alike import check_of_slot
+from treeplay.guards.alike import NO_WAYS, Ways, check_of_slot
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
@@ -55,12 +55,15 @@ class Dependencies:
         """Guards of dictionaries, lists and sets, whole or in part."""
         return (*self.tables, *self.items, *self.members)
 
-    def free(self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]]) -> None:
-        """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself.
+    def free(
+        self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]], numbers: Iterable[Place] = ()
+    ) -> None:
+        """Leave out what the warm call reads anew and checks by itself, `numbers` within containers too, and be generous where
+        a replay writes itself.
 
         A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
         """
-        own, slots = set(spots), set(written)
+        own, slots, ways = set(spots), set(written), _ways_to(numbers)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
         self._staying = staying = self._values_that_stay(slots)
         read = frozenset(
@@ -80,11 +83,13 @@ class Dependencies:
                 key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in staying
             }
             guard.staying, guard.read = staying, read
+            guard.ways = {key: ways[here, hashed(key)] for key in keys if (here, hashed(key)) in ways} if ways else {}
             guard.is_steady = not guard.written  # each replay changes it
         for asked in self.asked:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
+            asked.ways = ways.get(asked.spot, NO_WAYS) if asked.spot is not None else NO_WAYS
             if asked.spot in slots and id(asked.recorded) not in staying:
-                asked.slot = check_of_slot(asked.recorded, staying, read)
+                asked.slot = check_of_slot(asked.recorded, staying, read, asked.ways)
 
     def let_go(self, tensors: Iterable[int]) -> None:
         """Forget tensors that others took the place of, by their `id`, which any new object may have from now on."""
@@ -181,3 +186,18 @@ class Dependencies:
         guard = self.containers.get(id(value))
         if guard is not None:
             guard.may_be_replaced = False
+
+
+def _ways_to(numbers: Iterable[Place]) -> dict[tuple[int, Any], Ways]:
+    """The ways to numbers from each entry that leads to them through containers alone."""
+    found: dict[tuple[int, Any], Ways] = {}
+    for place in numbers:
+        way: tuple[Any, ...] = (place.key,)
+        step = place
+        while step.parent is not None and step.is_read_anew:
+            step = step.parent
+            spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
+            if spot is not None:
+                found[spot] = found.get(spot, NO_WAYS) | {way}
+            way = (step.key, *way)
+    return found

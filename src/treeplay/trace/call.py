@@ -30,6 +30,8 @@ class Call:
     arrays: dict[int, Any] = field(default_factory=dict)  # the NumPy arrays, each by the leaf of its tensor
     state: tuple[Trail, ...] = ()
     """The ways to numbers in the program's state that are inputs, too."""
+    fixed: frozenset[Trail] = frozenset()
+    """The ways to those that are known to be none."""
     is_plain: bool = False
     """Whether these stay the numbers that they are. What the program writes there is no matter then."""
     ran: set[str] = field(default_factory=set)

@@ -157,6 +157,22 @@ class Place:
             step = step.parent if step.is_read_anew else None
 
     @property
+    def in_tuples(self) -> list[Place]:
+        """The steps to this place through tuples, the outermost first: a tuple is assigned where that one is."""
+        found: list[Place] = []
+        step = self
+        while isinstance(step.holder, tuple) and step.parent is not None:
+            found.insert(0, step)
+            step = step.parent
+        return found
+
+    @property
+    def slot(self) -> Place:
+        """Where what is here is assigned: here, or where the outermost tuple is that this place is in."""
+        steps = self.in_tuples
+        return steps[0].parent or self if steps else self
+
+    @property
     def may_be_kept(self) -> bool:
         """Whether guards can tell that nothing has changed here: not for gradients, nor for what an argument leads to."""
         return all(

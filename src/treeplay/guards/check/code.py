@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.alike import check_of_plain, check_of_slot
+from treeplay.guards.alike import check_of_plain
 from treeplay.guards.check.tables import all_are, entry_conditions, filled
 from treeplay.guards.check.words import Words
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient
@@ -160,7 +160,7 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
     for at in sorted(guard.filled):
         yield f"{text.constant(check_of_plain(guard.recorded[at]))}({holder}[{at}])"
     for at in sorted(guard.written - guard.free - guard.filled):
-        yield f"{text.constant(check_of_slot(guard.recorded[at], guard.staying, guard.read))}({holder}[{at}])"
+        yield f"{text.constant(guard.check_of_slot(at, guard.recorded[at]))}({holder}[{at}])"
 
 
 def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterator[str]:

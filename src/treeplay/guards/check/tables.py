@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from treeplay.codegen import Writer
-from treeplay.guards.alike import check_of_plain, check_of_slot
+from treeplay.guards.alike import check_of_plain
 from treeplay.guards.containers import Table
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT
@@ -37,7 +37,7 @@ def entry_conditions(text: Writer, guard: Table) -> Iterator[str]:
             if guard.names is None:
                 yield f"{constant} in {holder}"
         elif key in guard.written and not is_a(value, PLAIN):
-            yield f"{text.constant(check_of_slot(value, guard.staying, guard.read))}({holder}[{constant}])"
+            yield f"{text.constant(guard.check_of_slot(key, value))}({holder}[{constant}])"
         else:
             yield f"{holder}[{constant}] is {text.constant(value)}"
 

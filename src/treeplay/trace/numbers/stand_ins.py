@@ -81,14 +81,33 @@ def stand_in_for_state(run: TracedRun) -> list[Number]:
         return []
     numbers: list[Number] = []
     alone = {place for place, _ in run.found.cells}
+    made: dict[Place, Any] = {}
     for place, value in run.found.watched:
+        if not may_be_input(value) or place.trail not in run.call.state or place.read_or(None) is not value:
+            continue
+        slot, steps = place.slot, place.in_tuples
         # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
-        is_put_back = id(place.holder) in run.found.containers and id(place.holder) not in run.found.sealed
-        is_undone = place in alone or (is_put_back and type(place.holder) in _ASSIGNED)
-        if may_be_input(value) and is_undone and place.trail in run.call.state and place.read_or(None) is value:
+        is_put_back = id(slot.holder) in run.found.containers and id(slot.holder) not in run.found.sealed
+        is_undone = slot in alone or (is_put_back and type(slot.holder) in _ASSIGNED)
+        if is_undone and slot.read_or(None) is made.get(slot, steps[0].holder if steps else value):
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
-            place.write(run.tracer.add_scalar(numbers[-1].name, value))
+            symbol = run.tracer.add_scalar(numbers[-1].name, value)
+            made[slot] = _with_part(slot.read(), [step.key for step in steps], symbol)
+            slot.write(made[slot])
+    for slot, value in made.items():
+        if isinstance(value, tuple):  # which is the one in that place to the program
+            run.found.stand_ins.append(value)
+            run.found.container_places[id(value)] = slot
     return numbers
+
+
+def _with_part(value: Any, keys: Sequence[int], part: Any) -> Any:
+    """Tuples within tuples, with another part at the end of a way through them."""
+    if not keys:
+        return part
+    parts = [*tuple.__iter__(value)]
+    parts[keys[0]] = _with_part(parts[keys[0]], keys[1:], part)
+    return tuple.__new__(type(value), parts)
 
 
 def stand_in_for_arguments(run: TracedRun) -> contextlib.AbstractContextManager[tuple[Any, Any]]:

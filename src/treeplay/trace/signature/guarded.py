@@ -46,7 +46,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     # Before `free`, which looks at what this adds, too.
     dependencies.guard_the_way([*places, *written])
     dependencies.guard_the_way(returned, themselves=True)
-    dependencies.free(_spots(places), _spots(written))
+    dependencies.free(_spots(places), _spots(written), [number.place for number in run.numbers])
     for tensor in (*run.call.tensors, *_state_in(signature)):
         # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
@@ -232,7 +232,8 @@ def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Place]:
     """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
     for number in numbers:
         yield number.place
-        if number.place.parent is not None and isinstance(number.place.holder, tuple):
+        # Of a parameter group each number in the tuple is one.
+        if number.place.parent is not None and isinstance(number.place.holder, tuple) and not number.is_exact:
             yield number.place.parent
 
 

@@ -70,7 +70,8 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
         run.snapshot.unread = stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
-        writes = find_writes(run.snapshot, results, run.numbers, but=call.state if call.is_plain else None)
+        but = call.state if call.is_plain else None
+        writes = find_writes(run.snapshot, results, run.numbers, but, call.fixed)
         outputs, is_inference, run.dying = results.outputs, results.is_inference, results.dying
     tape.graph.output(tuple(outputs))
     prune(tape.graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,13 @@ from treeplay.observe.shown import shown
 from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, unguarded_value
 from treeplay.trace.restore.contents import Change
 from treeplay.trace.restore.snapshot import Snapshot
+from treeplay.trace.signature.numbers_within import NumbersWithin
 from treeplay.trace.signature.references import References
-from treeplay.trace.survey.found import GONE
+from treeplay.trace.survey.found import GONE, Survey
 from treeplay.trace.survey.given import given_name
 from treeplay.trace.training.scaling import is_bookkeeping
 from treeplay.values.flatten import LeafTest, containers, flatten
+from treeplay.values.location import Location
 from treeplay.values.output import Static
 from treeplay.values.place import How, Place, Trail
 from treeplay.values.same import is_same, is_value
@@ -26,11 +28,17 @@ from treeplay.values.structure import Structure
 
 
 def find_writes(
-    snapshot: Snapshot, results: References, numbers: Sequence[Number] = (), but: Collection[Trail] | None = None
+    snapshot: Snapshot,
+    results: References,
+    numbers: Sequence[Number] = (),
+    but: Collection[Trail] | None = None,
+    fixed: Collection[Trail] = (),
 ) -> tuple[Write, ...]:
     """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `but`: ways to
-    places where it does not matter which number is there, nor does it in those of `numbers`; None: it does."""
+    places where it does not matter which number is there, nor does it in those of `numbers`; None: it does. `fixed`: ways to
+    numbers that are known to be no inputs."""
     inputs = {number.place: number for number in numbers}
+    within = NumbersWithin(results.found.watched)
     changes = [change for change in snapshot.changes() if not _is_left_out(change, numbers, results)]
     if but is not None:
         changes = [change for change in changes if change.place not in inputs and change.place.trail not in but]
@@ -41,31 +49,40 @@ def find_writes(
         if _is_computed(change, inputs):
             writes.append(Write(change.place, results.value(change.after)))
             continue
+        counts = [each for each in within.counts(change) if _may_become_input(each[0], inputs, fixed)]
+        if counts and but is None:
+            refusals.append((True, _changes_a_value(results, *counts[0], snapshot.line_of_change(change.place))))
+            continue
+        is_read_anew = bool(counts) or _is_read_anew(change, inputs)
         try:
             with results.storing(change.place, snapshot.line_of_change):
                 # Of an object that was there a call would find what it holds in the very object of the trace.
                 opens = results.found.is_new if _is_untouched(change.before, snapshot.reads) else None
-                writes.append(_write(change, results, opens, is_read_anew=_is_read_anew(change, inputs)))
+                writes.append(_write(change, results, opens, within, is_read_anew=is_read_anew))
         except Refusal as refusal:
             refusals.append((_is_count(change.before, unguarded_value(change.after)), refusal))
     if refusals:
-        raise _told(refusals, snapshot, inputs)
+        raise _told(refusals, _counted(snapshot, inputs, within))
     return tuple(writes)
 
 
-def _told(refusals: list[tuple[bool, Refusal]], snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Refusal:
+def _may_become_input(place: Place, inputs: Mapping[Place, Number], fixed: Collection[Trail]) -> bool:
+    return place not in inputs and place.trail is not None and place.trail not in fixed
+
+
+def _told(refusals: list[tuple[bool, Refusal]], counted: Iterable[Trail]) -> Refusal:
     """The one to raise. A count by itself would be an input: what else is in the way is to be told."""
     _, told = min(refusals, key=lambda found: found[0])
     # Or it would keep itself, by the frame in its traceback, and with it all that the run had, until a collection.
     refusals.clear()
-    told.counted = tuple(_counted(snapshot, inputs))
+    told.counted = tuple(counted)
     return told
 
 
 def _is_left_out(change: Change, numbers: Sequence[Number], results: References) -> bool:
     """Whether a change is the trace's own, or one that a replay makes by other means."""
     is_same = change.after is change.before
-    return not is_same and (_is_our_symbol(change, numbers) or is_bookkeeping(change, results.found))
+    return not is_same and (_is_our_symbol(change, numbers, results.found) or is_bookkeeping(change, results.found))
 
 
 def _check_let_go(changes: Sequence[Change], results: References, snapshot: Snapshot) -> None:
@@ -101,7 +118,7 @@ def _is_read_anew(change: Change, inputs: Mapping[Place, Number]) -> bool:
     return keys == {*range(len(change.before))}
 
 
-def _counted(snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Iterator[Trail]:
+def _counted(snapshot: Snapshot, inputs: Mapping[Place, Number], within: NumbersWithin) -> Iterator[Trail]:
     """The ways to places that are no inputs yet, of numbers instead of which there are others now."""
     for change in snapshot.changes():
         after, trail = unguarded_value(change.after), change.place.trail
@@ -109,12 +126,15 @@ def _counted(snapshot: Snapshot, inputs: Mapping[Place, Number]) -> Iterator[Tra
         is_other = change.after is not change.before and may_be_input(change.before) and may_be_input(after)
         if is_other and change.place not in inputs and trail is not None:
             yield trail
+        yield from (at.trail for at, *_ in within.counts(change) if at not in inputs and at.trail is not None)
 
 
-def _is_our_symbol(change: Change, numbers: Sequence[Number]) -> bool:
+def _is_our_symbol(change: Change, numbers: Sequence[Number], found: Survey) -> bool:
     """Whether the change is only that a number stands as a symbol while the program is traced."""
     if not isinstance(change.after, tuple):
         return any(_is_symbol_of(change.after, number) for number in numbers if number.place == change.place)
+    if found.container_places.get(id(change.after)) == change.place:
+        return True
     if not isinstance(change.before, tuple) or len(change.after) != len(change.before):
         return False
     # By their parents: groups may share a tuple, whose items are in one place then.
@@ -138,7 +158,9 @@ def _is_untouched(value: Any, reads: Reads | None) -> bool:
     return all(reads is not None and reads.is_watched(each) and not reads.names(each) for each in met)
 
 
-def _write(change: Change, results: References, opens: LeafTest | None, *, is_read_anew: bool) -> Write:
+def _write(
+    change: Change, results: References, opens: LeafTest | None, within: NumbersWithin, *, is_read_anew: bool
+) -> Write:
     before, after = change.before, change.after
     if after is before and not isinstance(after, torch.Tensor):
         return Write(change.place, Static(after))  # the same again: whoever put something else there meanwhile
@@ -160,15 +182,22 @@ def _write(change: Change, results: References, opens: LeafTest | None, *, is_re
             return Write(change.place, Static(after))
     elif (
         is_read_anew
-        or (_holds(after, torch.Tensor, opens) and not _holds(after, SYMBOLS, opens))
         or _is_made_alike(before, after)
+        or (_holds(after, (torch.Tensor, *SYMBOLS), opens) and within.are_known(change))
     ):
         return Write(change.place, results.value(after))
-    to = shown(unguarded_value(change.after))
-    raise results.refuse(
-        str(change.place),
-        f"the program changes a Python value from {shown(change.before)} to {to} on each call, and a replay runs no Python",
+    raise _changes_a_value(results, change.place, before, after)
+
+
+def _changes_a_value(
+    results: References, place: Place, before: Any, after: Any, where: Location | None = None
+) -> Refusal:
+    to = shown(unguarded_value(after))
+    return results.refuse(
+        str(place),
+        f"the program changes a Python value from {shown(before)} to {to} on each call, and a replay runs no Python",
         "change it outside of the program, or keep it in a tensor",
+        where,
         may_pass=True,
     )
 

@@ -15,6 +15,7 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import PLAIN, is_a, table_of
 from treeplay.values.place import How, Place
+from treeplay.values.signature import Number
 
 _OF_AN_OBJECT = (
     "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
@@ -155,8 +156,15 @@ def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
 
 def stores_over_stand_ins(run: TracedRun) -> Iterator[tuple[Place, Any]]:
     """Places in which a number stood as a symbol, and in which the run has put what was there before: a replay does so too."""
-    held = [number.place for number in run.numbers if number.place.anew().read_or(ABSENT) is number.value]
-    for place in dict.fromkeys(
-        at.parent if isinstance(at.holder, tuple) and at.parent is not None else at for at in held
-    ):
+    held = [number.place for number in run.numbers if _is_there_again(number)]
+    for place in dict.fromkeys(at.slot for at in held):
         yield place, place.read_or(ABSENT)
+
+
+def _is_there_again(number: Number) -> bool:
+    """Whether a number is where its symbol was: in the same container, not in one that the program put instead of it."""
+    place = number.place
+    if not number.is_exact:  # of a group, in the tuple of the day
+        return place.anew().read_or(ABSENT) is number.value
+    steps = place.in_tuples
+    return place.slot.read_or(ABSENT) is (steps[0].holder if steps else number.value)

@@ -63,6 +63,8 @@ class Survey:
     of_math: Set[str] = frozenset()
     """The functions of `math` that code of the program reads as values, by name."""
     kept: list[Any] = field(default_factory=list)
+    stand_ins: list[Any] = field(default_factory=list)
+    """Tuples with symbols in them that take the places of the program's own while it is traced."""
     is_complete: bool = True
 
     def tensor_at(self, tensor: torch.Tensor) -> list[Place]:
@@ -85,8 +87,8 @@ class Survey:
 
     def changed(self, but: Collection[Trail] = ()) -> Place | None:
         """A plain value that the program reads and that is no longer what it was, or None; ways in `but` are left out."""
-        changed = (place for place, value in self.watched if not is_same(place.read_or(GONE), value))
-        return next((place for place in changed if not but or place.trail not in but), None)
+        found = (at for at, value in self.watched if not _is_as_it_was(at, value, at.read_or(GONE), but))
+        return next(found, None)
 
     def plain_values(self, *, today: bool = False) -> dict[Trail, Any]:
         """The plain values that the program reads, as they were or as they are `today`, by the way to each."""
@@ -94,3 +96,17 @@ class Survey:
         return {
             trail: value for trail, value in values if trail is not None and (value is GONE or isinstance(value, PLAIN))
         }
+
+
+def _is_as_it_was(place: Place, value: Any, now: Any, but: Collection[Trail]) -> bool:
+    """Whether what is in a place is what it was, but for what may be another one: the place itself, or parts of a tuple."""
+    if is_same(now, value):
+        return True
+    if but and place.trail in but:
+        return True
+    if not but or type(now) is not type(value) or not isinstance(value, tuple) or len(value) != len(now):
+        return False
+    return all(
+        _is_as_it_was(place.child(How.ITEM, value, at, ""), old, new, but)
+        for at, (old, new) in enumerate(zip(value, now, strict=True))
+    )

@@ -48,6 +48,7 @@ from treeplay.trace.survey.objects import SurveyedObjects
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.values.kinds import CONTAINERS, MUTABLE_CONTAINERS, PLAIN, is_a, items, table_of
 from treeplay.values.place import How, Place
+from treeplay.values.structure import is_namedtuple
 
 _LEAD_ELSEWHERE = (
     ModuleType,
@@ -56,6 +57,7 @@ _LEAD_ELSEWHERE = (
     type,
     torch.Tensor,
 )  # to code, which names what it uses
+_NUMBERS = (int, float)  # of a tuple of plain values, which counts as a whole
 _Way = Callable[[Any, Place, Names], None]
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 _MOST_KEYED = 128  # so are those in a larger dictionary, unless code has their keys
@@ -165,8 +167,10 @@ def _container(walk: SurveyWalk, values: Any, place: Place, needs: Names) -> Non
             walk.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)
     elif is_a(values, (list, tuple, collections.deque)):
         found = items(values)
+        is_rebuilt = not is_a(values, tuple) or type(values) is tuple or is_namedtuple(type(values))
         for index, value in enumerate(found):
-            if not is_a(value, PLAIN) or (not is_a(values, tuple) and len(found) <= _MOST_WATCHED):
+            is_plain = is_a(value, _NUMBERS if is_a(values, tuple) else PLAIN)
+            if not is_a(value, PLAIN) or (is_plain and is_rebuilt and len(found) <= _MOST_WATCHED):
                 walk.enter(value, place.child(How.ITEM, values, index, f"{place}[{index}]"), needs)
     else:
         # What is in a set has no place that can be read again: only whole objects in it are followed.

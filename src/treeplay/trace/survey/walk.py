@@ -40,6 +40,9 @@ class SurveyWalk:
         self.iterators: list[tuple[Names, Place]] = []
         self.classes: list[type] = []  # the user's own
         self.named: set[type] = set()  # classes that code names, and so may make instances of
+        self._shared: set[int] = (
+            set()
+        )  # tuples in several places: that they are one object is to be seen in a trace, too
         self._waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
         self._roots: dict[str, dict[int, Place]] = collections.defaultdict(dict)
 
@@ -70,6 +73,8 @@ class SurveyWalk:
                 return
             if place.how is not How.ROOT:
                 self.named.add(value)
+        if is_a(value, tuple) and id(value) in self.seen:
+            self._shared.add(id(value))
         if not is_a(value, (*PLAIN, BuiltinFunctionType)) and id(value) not in self.seen:
             self.seen.add(id(value))
             self.found.kept.append(value)
@@ -109,7 +114,8 @@ class SurveyWalk:
         self.found.watched = [
             (place, value)
             for needs, place, value in self.candidates
-            if self.names.has_value(needs, is_function=is_a(value, _FUNCTIONS), is_number=is_a(value, _NUMBERS))
+            if not (is_a(place.holder, tuple) and id(place.holder) in self._shared)
+            and self.names.has_value(needs, is_function=is_a(value, _FUNCTIONS), is_number=is_a(value, _NUMBERS))
         ]
         self.found.of_math = self.names.of_math
         self.found.iterators = [place for needs, place in self.iterators if self.names.has_iterator(needs)]

@@ -35,8 +35,8 @@ class StateNumbers:
         self._fixed: dict[Trail, Location | None] = {}  # with where the program needs the number itself
 
     def marked(self, call: Call) -> Call:
-        """The call, with the numbers that are to be inputs of a recording."""
-        return replace(call, state=self.trails) if self.trails else call
+        """The call, with the numbers that are to be inputs of a recording, and those that are known to be none."""
+        return replace(call, state=self.trails, fixed=frozenset(self._fixed)) if self.trails or self._fixed else call
 
     def found(self, before: Mapping[Trail, Any], now: Mapping[Trail, Any]) -> bool:
         """Whether today's plain values differ from those of an earlier call by numbers alone; they are inputs from now on."""

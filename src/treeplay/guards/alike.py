@@ -33,9 +33,11 @@ def are_alike(read: Set[int], before: Any, found: Any, ways: Ways = NO_WAYS) -> 
     if isinstance(before, (list, tuple)):
         is_as_long = len(before) == len(found) and _which_are_one(before) == _which_are_one(found)
         pairs = zip(before, found, strict=False)
+        if not ways:
+            return is_as_long and all(are_alike(read, *pair) for pair in pairs)
         return is_as_long and all(are_alike(read, *pair, below(ways, at)) for at, pair in enumerate(pairs))
     if isinstance(before, dict):
-        by_index = frozenset((at, *way) for at, key in enumerate(before) for way in below(ways, key))
+        by_index = frozenset((at, *way) for at, key in enumerate(before) for way in below(ways, key)) if ways else ways
         return list(before) == list(found) and are_alike(read, [*before.values()], [*found.values()], by_index)
     return is_same(before, found) or _are_like_objects(read, before, found)
 

@@ -433,17 +433,31 @@ def test_a_container_that_the_program_replaces_and_the_user_keeps_elsewhere_too(
 
 def test_a_container_that_is_replaced_by_another_each_time_is_refused() -> None:
     h = Holder()
-    h.log = [0]
+    h.log = [""]
 
     def program(x: Tensor) -> Tensor:
-        h.log = [h.log[0] + 1, "calls"]
+        h.log = [h.log[0] + "|", "calls"]
         return x * 2 - 1
 
     jitted = jit(program, on_refusal="eager")
     with pytest.warns(UserWarning, match="changes a Python value"):
         for _ in range(4):
             jitted(torch.ones(2))
-    assert h.log == [4, "calls"]
+    assert h.log == ["||||", "calls"]
+
+
+@follows(calls=6, recordings=1)
+def test_a_container_that_is_replaced_by_one_with_another_number_each_time() -> Story:
+    h = Holder()
+    h.log = [0, "calls"]
+
+    def program(x: Tensor) -> Tensor:
+        h.log = [h.log[0] + 1, "calls"]
+        return x * h.log[0] - 1
+
+    yield program, lambda: h.log
+    h.log = [7, "calls"]
+    yield
 
 
 class Made:

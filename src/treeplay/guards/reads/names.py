@@ -289,9 +289,8 @@ def stores_within(code: CodeType) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def strings_within(code: CodeType) -> frozenset[str]:
-    """The string constants of `code` and of the functions it defines: keys that it may look up, or give a dictionary."""
-    constants = (each for one in code.co_consts for each in (one if isinstance(one, tuple) else (one,)))
-    return _and_within(strings_within, code, {constant for constant in constants if isinstance(constant, str)})
+    """The string constants of `code` and of the functions it defines: keys that it may look up."""
+    return _and_within(strings_within, code, {constant for constant in code.co_consts if isinstance(constant, str)})
 
 
 def _and_within(ask: Callable[[CodeType], frozenset[str]], code: CodeType, own: Iterable[str]) -> frozenset[str]:

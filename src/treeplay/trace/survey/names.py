@@ -78,6 +78,13 @@ def computes_keys(code: CodeType) -> bool:
     )
 
 
+@lru_cache(maxsize=8192)
+def keys_given_within(code: CodeType) -> frozenset[str]:
+    """The keys that `code`, or a function it defines, gives dictionaries (`{"n": n, "x": x}`, `dict(n=n)`): in one tuple."""
+    tuples = (one for each in (code, *inner_code(code)) for one in each.co_consts if isinstance(one, tuple))
+    return frozenset(text for one in tuples for text in one if isinstance(text, str))
+
+
 def _computes_attributes(code: CodeType) -> bool:
     """Whether `code` itself may ask an object for attributes whose names it does not spell out, also in its `__dict__`."""
     return computes_names(code) or takes_tables(code, of_self=True)
@@ -101,7 +108,7 @@ class ReadNames:
     def read(self, function: FunctionType) -> None:
         """Note a function that the program can run."""
         code = function.__code__
-        values = values_within(code) | strings_within(code)
+        values = values_within(code) | strings_within(code) | keys_given_within(code)
         self._values |= values
         self.any |= values | names_within(code)
         self.of_math |= loaded_as_values(code, _OF_MATH)
@@ -128,7 +135,8 @@ class ReadNames:
 
 def read_in(code: Iterable[CodeType]) -> set[str]:
     """The names that the program's part of this code reads as values, and its strings."""
-    names = (values_within(one) | strings_within(one) for one in code if is_users_or_text(one.co_filename))
+    users = [one for one in code if is_users_or_text(one.co_filename)]
+    names = (values_within(one) | strings_within(one) | keys_given_within(one) for one in users)
     return set().union(*names)
 
 

@@ -40,9 +40,8 @@ class SurveyWalk:
         self.iterators: list[tuple[Names, Place]] = []
         self.classes: list[type] = []  # the user's own
         self.named: set[type] = set()  # classes that code names, and so may make instances of
-        self._shared: set[int] = (
-            set()
-        )  # tuples in several places: that they are one object is to be seen in a trace, too
+        # Tuples in several places: that they are one object is to be seen in a trace, too.
+        self._shared: set[int] = set()
         self._waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
         self._roots: dict[str, dict[int, Place]] = collections.defaultdict(dict)
 

@@ -86,13 +86,7 @@ def record(program: Callable[..., Any], call: Call, first_run: Log, *, lower: st
 
 
 def run_stages(
-    program: Callable[..., Any],
-    call: Call,
-    first_run: Log,
-    seconds: dict[str, float],
-    *,
-    lower: str,
-    name: str,
+    program: Callable[..., Any], call: Call, first_run: Log, seconds: dict[str, float], *, lower: str, name: str
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)

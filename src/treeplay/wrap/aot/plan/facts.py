@@ -178,19 +178,18 @@ class SeenElsewhere:
 class NodePlan:
     """What the one autograd node of a training plan does.
 
-    `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
-    come after all others; the last `unchecked` of them eager keeps without noticing later writes; before these come `inner`
-    ones that nobody but the backward sees, which the forward may give in one block. `feeds` says, for
-    each input, from which tangents (by position) its gradient comes; None where there is none at all: of these inputs, the
-    `detached` need one. `views` are returned values that lose their base on the way out. Of the saved values, `copied` lie in
-    an argument which is written after the graph, `fresh` in new memory, others see that of those `elsewhere`. `late` are the
-    backward's own writes; their values come after the gradients, and what the arguments among them hold goes in after the
-    tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
-    `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
-    `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
-    that did not come; otherwise there is a backward without them. `acts_for_some`: the backward acts, as by drawing, for some
-    results or inputs only. `inputs` are kept if the backward can be differentiated, and where the generators stand of which
-    the forward `draws`.
+    `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values come after
+    all others; the last `unchecked` of them eager keeps without noticing later writes; before these come `inner` ones that
+    nobody but the backward sees, which the forward may give in one block. `feeds` says, for each input, from which tangents
+    (by position) its gradient comes; None where there is none at all: of these inputs, the `detached` need one. `views` are
+    returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
+    after the graph, `fresh` in new memory, others see that of those `elsewhere`. `late` are the backward's own writes; their
+    values come after the gradients, and what the arguments among them hold goes in after the tangents. `groups` are there if
+    there are several: eager has freed one of them by its backward, the others not. `generators` are the devices of the random
+    generators that both graphs take as their last inputs; the backward takes `tokens` before them. `is_deterministic`: it was
+    traced under deterministic mode. `is_whole`: zeros stand for gradients that did not come; otherwise there is a backward
+    without them. `acts_for_some`: the backward acts, as by drawing, for some results or inputs only. `inputs` are kept if the
+    backward can be differentiated, and where the generators stand of which the forward `draws`.
     """
 
     returned: tuple[int, ...]
@@ -289,9 +288,8 @@ class CallPlan:
 
     def places_of_inputs(self) -> list[range]:
         """For each of `inputs`, which inputs of the graph stand for it."""
-        return graph_positions(
-            self.opened.arguments if self.opened is not None else (None,) * len(self.inputs), self.tokens
-        )
+        wrappers = (None,) * len(self.inputs) if self.opened is None else self.opened.arguments
+        return graph_positions(wrappers, self.tokens)
 
     def places_of_values(self) -> list[range]:
         """For each of the values, which results of the graph stand for it."""

@@ -23,6 +23,7 @@ _TEXT_OR_COPY = frozenset(
 _EQUAL = frozenset({"eq", "ne", "__eq__", "__ne__", "__contains__", "contains", "index", "count", "remove"})
 _TEXT_BY = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "MATCH_CLASS"})
 _CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
+_BETWEEN = ("CACHE", "EXTENDED_ARG")
 
 
 @lru_cache(maxsize=8192)
@@ -41,7 +42,7 @@ def asks_whether_equal(code: CodeType) -> bool:
     """Whether `code` itself may compare two objects: to compare one with a constant reads nothing of it."""
     if not _EQUAL.isdisjoint(names_in(code)):
         return True
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _BETWEEN]
     return any(
         step.opname == "CONTAINS_OP"
         or (step.opname == "COMPARE_OP" and step.argval in ("==", "!=") and not before.opname.startswith(_CONSTANTS))

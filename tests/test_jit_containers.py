@@ -449,3 +449,52 @@ def test_state_that_is_an_object_made_by_each_call_moves_on() -> None:
         warnings.simplefilter("ignore")
         for _ in range(12):
             assert torch.equal(step(torch.tensor([1.0, -2.0])), twin.step(torch.tensor([1.0, -2.0])))
+
+
+def _kept(state: Any, x: torch.Tensor) -> None:
+    state.kept = state.held
+
+
+def _stored_again(state: Any, x: torch.Tensor) -> None:
+    state.held = (state.held[0], x)
+
+
+def _under_a_key(state: Any, x: torch.Tensor) -> None:
+    state.held = {0: state.held[0], 1: x}
+
+
+@pytest.mark.parametrize("inner", [lambda x: (x,), lambda x: [x], lambda x: {"x": x}, lambda x: ([x],), lambda x: 3])
+@pytest.mark.parametrize("program", [_kept, _stored_again, _under_a_key])
+def test_a_container_that_is_stored_again_is_the_one_that_is_there_by_then(program: Any, inner: Any) -> None:
+    """It may have been replaced between calls by the like of it."""
+    found = []
+    for way in (jit, lambda program: program):
+        state = SimpleNamespace(held=(inner(torch.ones(2)), torch.zeros(2)))
+        run = way(lambda x: program(state, x) or x * 2 - 1)
+        for call in range(6):
+            if call == 4:
+                state.held = type(state.held)(
+                    {0: inner(torch.ones(2) * 5), 1: torch.zeros(2)}
+                    if isinstance(state.held, dict)
+                    else (inner(torch.ones(2) * 5), torch.zeros(2))
+                )
+            run(torch.ones(2))
+        kept = getattr(state, "kept", None)
+        found.append((repr(state.held), repr(kept), kept is state.held, kept is state.held[0]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("held", [{"k": 1.0}, [1.0]])
+def test_a_container_that_is_kept_where_it_was_kept_already_is_the_one_that_is_there_by_then(held: Any) -> None:
+    state = SimpleNamespace(held=held)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        state.kept = state.held
+        return x * 2 - 1
+
+    jitted = jit(program)
+    for call in range(6):
+        if call == 4:
+            state.held = type(held)(held)
+        jitted(torch.ones(2))
+        assert state.kept is state.held

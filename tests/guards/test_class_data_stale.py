@@ -48,6 +48,14 @@ def _by_getter_made_inside(config: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: folded(x, operator.attrgetter(*NAMES)(config))
 
 
+def _by_reduce(config: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: folded(x, [functools.reduce(getattr, [name], config) for name in NAMES])
+
+
+def _by_map(config: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: folded(x, map(getattr, [config, config], NAMES))
+
+
 def _by_partial(config: Any) -> Callable[[Tensor], Tensor]:
     get = functools.partial(getattr, config)
     return lambda x: folded(x, [get(name) for name in NAMES])
@@ -67,7 +75,17 @@ def _by_format(config: Any) -> Callable[[Tensor], Tensor]:
 
 
 WAYS = [
-    *(_by_table, _by_items, _by_order, _by_getter, _by_getter_made_inside, _by_partial, _by_another_name),
+    *(
+        _by_table,
+        _by_items,
+        _by_order,
+        _by_getter,
+        _by_getter_made_inside,
+        _by_partial,
+        _by_another_name,
+        _by_reduce,
+        _by_map,
+    ),
     *(_by_inspection, _by_format),
 ]
 

@@ -17,16 +17,14 @@ from treeplay.values.kinds import PLAIN, PLAIN_DICTS, builtin_of, is_a
 def entry_conditions(text: Writer, guard: Table) -> Iterator[str]:
     """A dictionary whose version keeps changing, by its guarded entries, but for those that are `filled`."""
     holder, recorded = text.constant(guard.holder), guard.recorded
-    is_of_choice = guard.matters is not None and not (guard.free or guard.written)
-    if is_of_choice or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:
+    if guard.matters is not None or guard.may_grow or type(guard.holder) not in PLAIN_DICTS:
         # A class's entries are chosen by name, and a subclass may do anything in `[]`.
         yield f"{text.constant(_SameEntries(guard, recorded))}()"
         return
     if guard.names is None:
-        keys = [*recorded] if guard.matters is None else [*dict.keys(guard.holder)]  # another one might count
-        yield f"len({holder}) == {len(keys)}"
-        if not guard.is_unordered:
-            yield all_are(text, holder, keys)
+        yield f"len({holder}) == {len(recorded)}"
+    if guard.names is None and not guard.is_unordered:
+        yield all_are(text, holder, list(recorded))
     for key, value in recorded.items():
         constant = _key(text, key)
         if key in guard.filled:

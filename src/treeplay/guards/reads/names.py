@@ -270,12 +270,12 @@ def loaded_as_values(code: CodeType, names: frozenset[str]) -> frozenset[str]:
         own = {
             step.argval
             for before, step in itertools.pairwise(steps)
-            if step.opname in _OF_VALUES and not _is_for_a_call(before) and not _is_for_a_call(step)
+            if step.opname in _OF_VALUES and not is_for_a_call(before) and not is_for_a_call(step)
         }
     return _and_within(lambda inner: loaded_as_values(inner, names), code, own & names)
 
 
-def _is_for_a_call(step: dis.Instruction) -> bool:
+def is_for_a_call(step: dis.Instruction) -> bool:
     """Whether a load makes room for a call beside the function: the load of the function itself does so, or of its owner."""
     return bool(step.opname in ("LOAD_GLOBAL", "LOAD_ATTR") and (step.arg or 0) & _FLAGS.get(step.opname, 0))
 

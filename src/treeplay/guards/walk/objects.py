@@ -1,7 +1,7 @@
 """Objects and classes on a walk: of an object the attributes that were read, of a class what its objects may have found there.
 
     watched object    the attributes that were read, present or absent; its class
-    other object      all attributes, since nobody saw which were read; of a plain namespace those that code names
+    other object      all attributes, since nobody saw which were read
     class             its functions and special methods, and data of names that were read anywhere
 
 Code can read behind the back of an object's class (`object.__getattribute__`); where such code ran, objects count as not
@@ -10,6 +10,7 @@ watched: all of them, or those of the class whose method it is.
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import io
@@ -18,6 +19,7 @@ import sys
 import threading
 import types
 from collections.abc import Collection
+from types import CodeType
 from typing import Any
 
 import torch
@@ -31,6 +33,7 @@ from treeplay.guards.reads.names import (
     asks_its_own,
     computes_names,
     goes_behind,
+    is_for_a_call,
     names_in,
     strings_within,
     takes_tables,
@@ -39,7 +42,6 @@ from treeplay.guards.reads.names import (
 from treeplay.guards.reads.reads import WHOLE, ObjectReads, Reads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import WRAPPERS
-from treeplay.guards.walk.plain_namespaces import PlainNamespaces
 from treeplay.guards.walk.walk import Walk
 from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.autograd import counter_of_functions
@@ -72,12 +74,13 @@ class Objects:
         # Torch's own code asks a class for names that it spells out.
         ran = [code for code in reads.ran if not code.co_filename.startswith(TORCH)]
         callers = {id(code) for name in ASKING for code in reads.builtins.get(f"builtins.{name}", ())}
-        self._asks_classes = any(takes_tables(code) or (id(code) in callers and computes_names(code)) for code in ran)
+        self._asks_classes = any(
+            takes_tables(code) or (computes_names(code) and (id(code) in callers or _hands_on(code))) for code in ran
+        )
         self._asks_subclasses = _may_have_asked(reads, "__subclasses__")
         self._behind = [code for code in reads.ran if goes_behind(code)]
         # Else these read of their own objects alone.
         self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
-        self._plain = PlainNamespaces(walk, may_ask_for_any=self._asks_classes or self._is_blind)
         self._classes: dict[type, None] = {}
         self._of_instances: set[type] = set()
         self._named: dict[type, None] = {}  # torch's classes of which no object was met
@@ -145,8 +148,7 @@ class Objects:
         if table is None:
             return
         if WHOLE in names:
-            follow = self._plain.follow if type(value) is types.SimpleNamespace else self._walk.guard_table
-            follow(table, f"{label}.")
+            self._walk.guard_table(table, f"{label}.", self._untaken(value, table))
             return
         kept = tuple(name for name in names if name in table or not is_found_on(type(value), name))
         if kept:
@@ -156,6 +158,12 @@ class Objects:
                     # The entries of these tables a user writes as attributes of the module.
                     is_part = is_a(value, torch.nn.Module) and name in MODULE_TABLES
                     self._walk.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
+
+    def _untaken(self, value: Any, table: dict[str, Any]) -> set[str]:
+        """The iterators in a namespace, whose reads nobody sees, from which the run took nothing: no code has their names."""
+        if type(value) is not types.SimpleNamespace or self._asks_classes:
+            return set()
+        return {name for name, entry in table.items() if is_iterator(entry) and name not in self._walk.names}
 
     def _names_read(self, value: Any) -> dict[str, None]:
         """The attributes of an object that may have been read; among them `WHOLE` if that is any."""
@@ -197,8 +205,8 @@ class Objects:
             self._walk.enter(metaclass, metaclass.__qualname__)
 
     def enter_asked_for(self) -> None:
-        """Enter all data of the classes and of plain namespaces, if what asks by other names than code has was met: an
-        `attrgetter`, or `getattr` in a partial or under another name."""
+        """Enter all data of the classes, if what asks by other names than code has was met: an `attrgetter`, or `getattr` in a
+        partial or under another name."""
         walk = self._walk
         if not self._asks_classes and not walk.seen.keys().isdisjoint(map(id, (*ASKING.values(), operator.attrgetter))):
             self._asks_classes = True
@@ -206,7 +214,6 @@ class Objects:
             walk.dependencies.tables = [table for table in walk.dependencies.tables if id(table.holder) not in known]
             for cls in list(self._classes):
                 self._data_of_class(cls)
-        self._plain.finish(may_ask_for_any=self._asks_classes)
 
     def _data_of_class(self, cls: type) -> None:
         if cls is RemovableHandle:  # which counts all hooks of the process
@@ -246,6 +253,11 @@ class Objects:
                 self._walk.enter(noted.object, noted.object.__name__)
             elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
                 self._walk.enter(noted.object, f"a {type(noted.object).__name__}")
+
+
+def _hands_on(code: CodeType) -> bool:
+    """Whether code hands `getattr` or the like on, as to `reduce`: then no code in Python calls it."""
+    return any(step.argval in ASKING and not is_for_a_call(step) for step in dis.get_instructions(code))
 
 
 def _may_have_asked(reads: Reads, name: str) -> bool:

@@ -162,10 +162,10 @@ def _write(
     change: Change, results: References, opens: LeafTest | None, within: NumbersWithin, *, is_read_anew: bool
 ) -> Write:
     before, after = change.before, change.after
+    if results.is_there(after):  # or something else by then, which is in its place
+        return Write(change.place, results.value(after))
     if after is before and not isinstance(after, torch.Tensor):
         return Write(change.place, Static(after))  # the same again: whoever put something else there meanwhile
-    if results.is_there(after):
-        return Write(change.place, results.value(after))
     if after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
     elif after is None or after is GONE:

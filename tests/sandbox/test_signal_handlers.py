@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import signal
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
@@ -79,11 +83,65 @@ def test_handlers_run_apart_and_are_counted_if_they_raise() -> None:
     assert signal.getsignal(signal.SIGUSR1) is late
 
 
-def test_a_handler_that_is_set_in_the_block_stays() -> None:
-    signal.signal(signal.SIGUSR1, late)
+@pytest.mark.parametrize("before", [late, signal.SIG_DFL, signal.SIG_IGN])
+def test_after_the_block_signals_have_the_handlers_that_they_had(before: Any) -> None:
+    signal.signal(signal.SIGUSR1, before)
     with signal_handlers.apart():
         signal.signal(signal.SIGUSR1, late_and_decorated)
-    assert signal.getsignal(signal.SIGUSR1) is late_and_decorated
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_handler_that_calls_the_one_in_front_leads_to_that_before() -> None:
+    ran: list[str] = []
+    signal.signal(signal.SIGUSR1, lambda *_: ran.append("first"))
+    with signal_handlers.apart():
+        found: Any = signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *given: (ran.append("second"), found(*given)))
+    with signal_handlers.apart():
+        signal.raise_signal(signal.SIGUSR1)
+    assert ran == ["second", "first"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody tells whether a signal interrupts system calls")
+def test_a_signal_that_does_not_interrupt_system_calls_still_does_not() -> None:
+    reader, writer = os.pipe()
+    read = ctypes.CDLL(None, use_errno=True).read
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR1, False)
+    with signal_handlers.apart():
+        pass
+    main = threading.main_thread().ident
+    assert main is not None
+    thread = threading.Thread(
+        target=lambda: (
+            time.sleep(0.1),
+            signal.pthread_kill(main, signal.SIGUSR1),
+            time.sleep(0.1),
+            os.write(writer, b"x"),
+        )
+    )
+    thread.start()
+    assert read(reader, ctypes.create_string_buffer(1), 1) == 1
+    thread.join()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_handlers_that_raise_at_any_moment_leave_nothing_half_done() -> None:
+    signal.signal(signal.SIGVTALRM, late)
+    ended = 0
+    for number in range(300):
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1e-6 * (1 + number % 60))
+        try:
+            for _ in range(400):
+                with signal_handlers.apart():
+                    pass
+        except TimeoutError:
+            ended += 1
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        assert signal.getsignal(signal.SIGVTALRM) is late and not signal_handlers.is_apart
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert ended
 
 
 def test_one_that_is_put_back_later_runs_the_handler() -> None:

@@ -8,7 +8,9 @@ that the other runs, and whether that raised. Ctrl-C has a handler of its own (`
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` is made of, without its enumerations
+import ctypes
 import inspect
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,8 +20,26 @@ from typing import Any
 
 from treeplay.sandbox.interrupts import SIGINT, uninterrupted
 
-# That of asyncio does nothing. It is set not to interrupt system calls, and nobody can ask whether it is, to set it so again.
-_DOES_NOTHING = "asyncio.unix_events"
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class InFront:
+    """Stands in front of a handler, to which it leads as long as anybody keeps it."""
+
+    def __init__(self, of: SignalHandlers, theirs: Handler) -> None:
+        self._of = of
+        self.theirs = theirs
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        of = self._of
+        was_running, of.is_running = of.is_running, of.is_apart
+        try:
+            self.theirs(number, frame)
+        except BaseException:
+            of.raised += 1
+            raise
+        finally:
+            of.is_running = was_running
 
 
 class SignalHandlers:
@@ -28,52 +48,85 @@ class SignalHandlers:
     def __init__(self) -> None:
         self.is_running = False  # one of them, just now
         self.raised = 0  # how often one of them has raised
-        self._theirs: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._before: dict[int, Any] = {}
         self._depth = 0
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether they run in front of a program."""
+        return self._depth > 0
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """A block in which they run in front of a program. In another thread than the main one, none does."""
-        if not self._enter():
+        """A block in which they run in front of a program; at its end, signals have the handlers again that they had. In
+        another thread than the main one no handler runs, and none is changed."""
+        if threading.get_ident() != threading.main_thread().ident:
             yield
             return
+        depth, raised = self._depth, None
         try:
+            _taking_none(self._enter)
             yield
         finally:
-            self._leave()
+            while self._depth > depth:
+                try:
+                    _taking_none(self._leave)
+                except BaseException as error:  # a handler's, which came before anything was changed, or after
+                    raised = error
+            if raised is not None:
+                raise raised
 
     @uninterrupted
-    def _enter(self) -> bool:
-        if threading.get_ident() != threading.main_thread().ident:
-            return False
+    def _enter(self) -> None:
+        if not self._depth:
+            found = {number: _signal.getsignal(number) for number in _SIGNALS}
+            # One of ours is there where another thread took a signal while handlers were put back, and that one raised.
+            self._before = {number: one.theirs if type(one) is InFront else one for number, one in found.items()}
+            for number, theirs in self._before.items():
+                if callable(theirs):
+                    _set(number, InFront(self, theirs))
         self._depth += 1
-        if self._depth == 1:
-            for number in _signal.valid_signals() - {SIGINT}:
-                theirs = _signal.getsignal(number)
-                if callable(theirs) and getattr(theirs, "__module__", None) != _DOES_NOTHING:
-                    self._theirs[number] = theirs
-                    _signal.signal(number, self.handle)
-        return True
 
     @uninterrupted
     def _leave(self) -> None:
         self._depth -= 1
         if not self._depth:
-            for number, theirs in self._theirs.items():
-                # By `==`: each look-up makes another bound method.
-                if _signal.getsignal(number) == self.handle:  # else the program has set one of its own
-                    _signal.signal(number, theirs)
+            for number, theirs in self._before.items():
+                if theirs is not None and _signal.getsignal(number) is not theirs:  # None: it is not Python's
+                    _set(number, theirs)
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Run the handler of a signal. One that a program has put back later than the block finds it too."""
-        was_running, self.is_running = self.is_running, bool(self._depth)
-        try:
-            self._theirs[number](number, frame)
-        except BaseException:
-            self.raised += 1
-            raise
-        finally:
-            self.is_running = was_running
+
+def _set(number: int, handler: Any) -> None:
+    """Set a handler, and whether system calls go on after the signal as that was."""
+    is_restarting = _restarts_calls(number)
+    _signal.signal(number, handler)
+    if is_restarting:
+        _signal.siginterrupt(number, False)
+
+
+def _taking_none(change: Callable[[], None]) -> None:
+    """Run what this thread takes no signals in; their handlers run before it or after it."""
+    if not hasattr(_signal, "pthread_sigmask"):
+        change()
+        return
+    mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, ())
+    try:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _SIGNALS)  # which may raise what a handler does
+        change()
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+
+_SIGNALS = _signal.valid_signals() - {SIGINT}
+_OF_FLAGS, _RESTART = slice(136, 140), 0x10000000  # in what `sigaction` tells on Linux
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _restarts_calls(number: int) -> bool:
+    """Whether a system call goes on after this signal (`signal.siginterrupt(number, False)`), which `signal.signal` undoes."""
+    told = ctypes.create_string_buffer(512)
+    is_told = _libc is not None and _libc.sigaction(number, None, told) == 0
+    return is_told and bool(int.from_bytes(told.raw[_OF_FLAGS], sys.byteorder) & _RESTART)
 
 
 signal_handlers = SignalHandlers()

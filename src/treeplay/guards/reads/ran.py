@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
 from treeplay.guards.reads.machinery import is_of_a_trace
-from treeplay.sandbox.signal_handlers import SignalHandlers, signal_handlers
+from treeplay.sandbox.signal_handlers import InFront, signal_handlers
 
 _BASES = type.__dict__["__mro__"].__get__  # past metaclasses, which may be the user's
 _NAMESPACE = type.__dict__["__dict__"].__get__
@@ -234,7 +234,7 @@ def _without_handlers(entries: list[Any]) -> list[Any]:
     return [entry for entry in entries if id(entry.code) not in gone]
 
 
-_HANDLES = SignalHandlers.handle.__code__
+_HANDLES = InFront.__call__.__code__
 _TOOL = 4  # one of the numbers that Python gives to nobody
 _BUILTIN = "<built-in method "
 _PASSES_ON = logging.Logger._log.__code__

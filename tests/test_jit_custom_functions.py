@@ -1,4 +1,5 @@
-"""Custom autograd functions whose results are views of an input: their backward belongs to each view that is taken of them."""
+"""Custom autograd functions whose results are views of an input: their backward belongs to each view that is taken of them. And
+those whose backward gives None for an input: it runs all the same."""
 
 from __future__ import annotations
 
@@ -93,3 +94,97 @@ def test_a_hook_on_a_view_of_an_argument_is_refused() -> None:
     _gradients(jitted, 0)
     with pytest.raises(treeplay.Refusal, match="register_hook"):
         _gradients(jitted, 0)
+
+
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+class GivesOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(w)
+        return x / w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (w,) = ctx.saved_tensors
+        return gradient / w - 1, None
+
+
+class Accumulates(torch.autograd.Function):
+    """As Megatron's layers do: the gradient of the weight goes elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, total)
+        return x - w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        x, total = ctx.saved_tensors
+        total.sub_(gradient * x)
+        return None, None, None
+
+
+def _behind_compile(program: Program) -> Program:
+    torch._dynamo.reset()
+    return torch.compile(program, backend="treeplay", options={"inner": "aten"})  # type: ignore[call-overload, no-any-return]
+
+
+FRONTS: dict[str, Callable[[Program], Program]] = {"jit": jit, "compile": _behind_compile}
+WITHOUT_A_GRADIENT: dict[str, Program] = {
+    "for all": lambda x, w: GivesNone.apply(x),  # type: ignore[no-untyped-call]
+    "for one": lambda x, w: GivesOne.apply(x * 2, w),  # type: ignore[no-untyped-call]
+    "beside another": lambda x, w: GivesNone.apply(w) - x / 3,  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("name", WITHOUT_A_GRADIENT)
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_backward_that_gives_none_is_run_as_eager_runs_it(name: str, front: str, is_leaf: bool) -> None:
+    """Hooks are called, and what is behind the input is run and freed."""
+    program = WITHOUT_A_GRADIENT[name]
+    mine = FRONTS[front](program)
+    for k in range(3):
+        found: list[Any] = []
+        for call in (mine, program):
+            leaves = [(torch.arange(4.0) + at + k).requires_grad_() for at in (1, 5)]
+            given = leaves if is_leaf else [leaf * leaf for leaf in leaves]
+            came: list[Any] = []
+            for at, tensor in enumerate(given):
+                tensor.register_hook(lambda gradient, at=at, came=came: came.append((at, gradient)))
+            result = call(*given)
+            needs = result.requires_grad
+            result.sum().backward()
+            freed = [is_leaf or _is_freed(tensor) for tensor in given]
+            found.append((needs, sorted(came, key=lambda one: one[0]), freed, [leaf.grad for leaf in leaves]))
+        assert_same(*found)
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.sum().backward()
+    except RuntimeError:
+        return True
+    return False
+
+
+def test_a_backward_that_gives_none_has_its_effects_behind_torch_compile() -> None:
+    totals = torch.zeros(4), torch.zeros(4)
+
+    def program(x: torch.Tensor, w: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return Accumulates.apply(x, w, total)  # type: ignore[no-any-return, no-untyped-call]
+
+    for call, total in zip((_behind_compile(program), program), totals, strict=True):
+        for k in range(3):
+            result = call(torch.arange(4.0) - k, torch.ones(4, requires_grad=True), total)  # type: ignore[call-arg]
+            (result * 3).sum().backward()
+    assert_same(*totals)

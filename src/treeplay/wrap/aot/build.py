@@ -205,7 +205,7 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
         )
     late = take_writes_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
     check_module(traced.graph, "the backward's writes were taken out")
-    return load_training(traced, plan, late, compilers, again, lambda: task.autocast_without_effect(trace, mark))
+    return load_training(traced, seen, plan, late, compilers, again, lambda: task.autocast_without_effect(trace, mark))
 
 
 def _names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
 from treeplay.wrap.aot.plan.memory import inner_values_last
 from treeplay.wrap.aot.plan.planning_node import plan_node, saved_by, values_with_tangents
 from treeplay.wrap.aot.tracing.custom_backwards import name_tangents
+from treeplay.wrap.aot.tracing.findings import TraceFindings
 from treeplay.wrap.aot.tracing.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.tracing.writes_inside import write_inside, writes_of_forward
 
@@ -52,6 +53,7 @@ def load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any:
 
 def load_training(
     traced: Traced,
+    seen: TraceFindings,
     plan: CallPlan,
     late: tuple[LateWrite, ...],
     compilers: Compilers,
@@ -65,7 +67,8 @@ def load_training(
     with torch.no_grad():
         compute_once_what_is_stashed(traced.graph)
         origins = origins_of(traced.facts, values_with_tangents(traced.facts, plan))
-        name_tangents(traced.graph.graph, [(origin.written, origin.result) for origin in origins])
+        ends = [(origin.written, origin.result) for origin in origins]
+        name_tangents(traced.graph.graph, ends)
         overwritten = overwritten_inputs(traced)
         forward, backward = compilers.partition(
             traced.graph,
@@ -76,7 +79,8 @@ def load_training(
         writes = writes_of_forward(traced, forward, plan, late)
         unseen = [write.value for write in writes]
         last = inner_values_last(forward, backward, returned=plan.returned_values, unseen=unseen)
-        node = plan_node(traced, plan, forward, backward, late, inner=last)
+        connected = frozenset[int]().union(*(seen.leads_to.get(end, ()) for end in ends))
+        node = plan_node(traced, plan, forward, backward, late, inner=last, connected=connected)
         # A caller who stays in autocast for the backward may need its gradients computed from the inputs again.
         saved, is_every = saved_by(forward, plan), compilers.keeps_inputs or flags.is_any_autocast_enabled()
         kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)

@@ -30,6 +30,26 @@ def test_a_custom_backward_runs_for_results_and_inputs_by_autograds_graph() -> N
     assert found == {((1,), (0,)), ((2,), (2,))}
 
 
+class GivesNone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+def test_results_and_written_inputs_lead_to_inputs_without_a_gradient_too() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        z.sub_(x)
+        return [GivesNone.apply(x) - y, z / 2, y, y.detach() / 3]  # type: ignore[no-untyped-call]
+
+    inputs = [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), torch.ones(3)]
+    with captured(program, inputs, None) as (_, seen):
+        assert seen.leads_to == {(None, 0): {0, 1}, (None, 1): {0}, (2, None): {0}}
+
+
 def test_a_custom_backward_behind_others_runs_for_what_leads_to_them_too() -> None:
     def program(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
         first = Draws.apply(x - y)  # type: ignore[no-untyped-call]

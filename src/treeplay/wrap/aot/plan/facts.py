@@ -180,16 +180,16 @@ class NodePlan:
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values come after
     all others; the last `unchecked` of them eager keeps without noticing later writes; before these come `inner` ones that
-    nobody but the backward sees, which the forward may give in one block. `feeds` says, for each input, from which tangents
-    (by position) its gradient comes; None where there is none at all: of these inputs, the `detached` need one. `views` are
-    returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
-    after the graph, `fresh` in new memory, others see that of those `elsewhere`. `late` are the backward's own writes; their
-    values come after the gradients, and what the arguments among them hold goes in after the tangents. `groups` are there if
-    there are several: eager has freed one of them by its backward, the others not. `generators` are the devices of the random
-    generators that both graphs take as their last inputs; the backward takes `tokens` before them. `is_deterministic`: it was
-    traced under deterministic mode. `is_whole`: zeros stand for gradients that did not come; otherwise there is a backward
-    without them. `acts_for_some`: the backward acts, as by drawing, for some results or inputs only. `inputs` are kept if the
-    backward can be differentiated, and where the generators stand of which the forward `draws`.
+    nobody but the backward sees, which the forward may give in one block. `feeds` says, for each input, from which tangents (by
+    position) its gradient comes; None where there is none at all: of these, the `detached` need one, and no value leads to
+    them. `views` are returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument
+    which is written after the graph, `fresh` in new memory, others see that of those `elsewhere`. `late` are the backward's own
+    writes; their values come after the gradients, and what the arguments among them hold goes in after the tangents. `groups`
+    are there if there are several: eager has freed one of them by its backward, the others not. `generators` are the devices of
+    the random generators that both graphs take as their last inputs; the backward takes `tokens` before them.
+    `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients that did not come;
+    otherwise there is a backward without them. `acts_for_some`: the backward acts, as by drawing, for some results or inputs
+    only. `inputs` are kept if the backward can be differentiated, and where the generators stand of which the forward `draws`.
     """
 
     returned: tuple[int, ...]

@@ -32,8 +32,10 @@ def plan_node(
     late: tuple[LateWrite, ...],
     *,
     inner: int,
+    connected: Collection[int],
 ) -> NodePlan:
-    """What the autograd node does, once the joint graph is cut in two; of the saved values, `inner` come last."""
+    """What the autograd node does, once the joint graph is cut in two; of the saved values, `inner` come last. `connected`: the
+    inputs that its values lead to in autograd's graph of the program."""
     facts = traced.facts
     saved = saved_by(forward, plan)
     for node in saved:
@@ -55,8 +57,8 @@ def plan_node(
     is_whole = plan.opened is not None or others > 0 or bool(late)
     apart = () if is_whole else backward_groups(backward, len(values))
     needing = [k for k, info in enumerate(facts.input_info) if info.requires_grad]
-    # With a part in the node, one for which there is no gradient would have autograd run it.
-    detached = [k for k in needing if feeds[k] is None and not _is_opened(plan, k)]
+    # With a part in the node, an input has autograd run it, which eager does for what is connected only.
+    detached = [k for k in needing if feeds[k] is None and k not in connected and not _is_opened(plan, k)]
     part = _acting_for_some(backward, range(len(values)), {*needing} - {*detached})
     if is_whole and part is not None:
         why = "a custom function's backward draws random numbers or acts otherwise, and may run for some of the gradients only"

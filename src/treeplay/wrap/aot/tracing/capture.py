@@ -99,6 +99,7 @@ class _WatchedFunction(torch.nn.Module):
             results = [_with_own_history(result, histories) for result in function(*inputs)]
             watch.refuse_leaves(results)
         has_custom = custom.watch(results)
+        self.seen.leads_to = custom.leads_to
         # What a custom function keeps for its backward, nobody tells.
         self.seen.own_versions = set() if has_custom else watch.data.own_versions(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}

@@ -4,7 +4,8 @@
     return y * v, v                      else eager does not draw what it draws
 
 A node of autograd's graph is run as a whole, or not at all. What it calls need not depend on a gradient, as a draw does not, so
-the graph that is traced does not tell. Autograd's own graph does, as long as it is there.
+the graph that is traced does not tell. Autograd's own graph does, as long as it is there. It also tells which inputs
+the results lead to at all: a backward that gives None for an input runs like any other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from treeplay.torch_seam.fx import graph_in_trace
 from treeplay.torch_seam.partition import is_kept_in_backward
 
 _RUNS_FOR = "runs_for"
+
+LeadsTo = dict[tuple[int | None, int | None], frozenset[int]]
+"""The inputs that autograd's graph leads to, by where it begins: at a written input or else at a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class CustomBackwards:
             for k, value in enumerate(inputs)
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
+        self.leads_to: LeadsTo = {}
 
     def watch(self, results: Sequence[Any]) -> bool:
         """Once the function has run: from here on, the backward may. Tells whether there is a custom function's."""
@@ -60,14 +65,20 @@ class CustomBackwards:
         ]
         nodes = [*history((node for _, node in ends), (node for node, _ in self._edges))]
         custom = [node for node in nodes if isinstance(node, BackwardCFunction)]
+        leads_to, count = _leads_to(nodes, self._edges), len(results)
+        self.leads_to = {
+            (None, k) if k < count else (k - count, None): _positions(leads_to[node])
+            for k, node in ends
+            if node in leads_to
+        }
         graph = graph_in_trace()
         if not custom or graph is None:  # as a rule
             return bool(custom)
-        led_from, leads_to = _led_from(nodes, ends), _leads_to(nodes, self._edges)
+        led_from = _led_from(nodes, ends)
         for node in custom:
             of = _positions(led_from[node])
-            of_results = frozenset(k for k in of if k < len(results))
-            written = frozenset(k - len(results) for k in of - of_results)
+            of_results = frozenset(k for k in of if k < count)
+            written = frozenset(k - count for k in of - of_results)
             _mark_what_it_calls(node, graph, RunsFor(of_results, written, _positions(leads_to[node])))
         return True
 

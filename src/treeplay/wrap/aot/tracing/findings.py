@@ -9,6 +9,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.values.location import Location
+from treeplay.wrap.aot.tracing.custom_backwards import LeadsTo
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class TraceFindings:
     which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does;
     `own`: which results are an argument itself, by result; `grad_modes`: whether gradients were on where a result was
     taken that is a view, by result, where that is not as around the function; `own_versions`: results that came through `.data`
-    and count their versions by themselves.
+    and count their versions by themselves; `leads_to`: which inputs the results and the written inputs lead to in autograd's
+    graph, be it without a gradient, as where a custom function's backward gives None.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class TraceFindings:
     own: dict[int, int] = field(default_factory=dict)
     grad_modes: dict[int, bool] = field(default_factory=dict)
     own_versions: set[int] = field(default_factory=set)
+    leads_to: LeadsTo = field(default_factory=dict)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""

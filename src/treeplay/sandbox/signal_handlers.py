@@ -71,29 +71,28 @@ class SignalHandlers:
             while self._depth > depth:
                 try:
                     _taking_none(self._leave)
-                except BaseException as error:  # a handler's, which came before anything was changed, or after
+                except BaseException as error:  # a handler's
                     raised = error
             if raised is not None:
                 raise raised
 
     @uninterrupted
     def _enter(self) -> None:
-        if not self._depth:
-            found = {number: _signal.getsignal(number) for number in _SIGNALS}
-            # One of ours is there where another thread took a signal while handlers were put back, and that one raised.
-            self._before = {number: one.theirs if type(one) is InFront else one for number, one in found.items()}
-            for number, theirs in self._before.items():
-                if callable(theirs):
-                    _set(number, InFront(self, theirs))
-        self._depth += 1
+        if self._depth:
+            self._depth += 1
+            return
+        self._before = {number: _signal.getsignal(number) for number in _SIGNALS}
+        self._depth = 1  # from here on, there is something to put back
+        for number, theirs in self._before.items():
+            if callable(theirs):
+                _set(number, InFront(self, theirs))
 
     @uninterrupted
     def _leave(self) -> None:
-        self._depth -= 1
-        if not self._depth:
-            for number, theirs in self._before.items():
-                if theirs is not None and _signal.getsignal(number) is not theirs:  # None: it is not Python's
-                    _set(number, theirs)
+        for number, theirs in self._before.items() if self._depth == 1 else ():
+            if theirs is not None and _signal.getsignal(number) is not theirs:  # None: it is not Python's
+                _set(number, theirs)
+        self._depth -= 1  # last: where a handler raises, since another thread took its signal, all this is done again
 
 
 def _set(number: int, handler: Any) -> None:

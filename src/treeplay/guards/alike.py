@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import repeat
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -12,65 +14,80 @@ from treeplay.torch_seam.tensors import unusual
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.same import is_same
 
-Ways = frozenset[tuple[Any, ...]]
-"""The keys and indices that lead to numbers in a container which are inputs: each call checks these by itself."""
-NO_WAYS: Ways = frozenset()
+Ways: TypeAlias = "Mapping[Any, Ways | None]"
+"""The keys and indices that lead to numbers in a container which are inputs: each call checks these by itself. What follows a
+key is under it; None where it leads to a number."""
+NO_WAYS: Ways = MappingProxyType({})
 
 
-def below(ways: Ways, key: Any) -> Ways:
-    """The rest of those ways that begin with a key."""
-    return frozenset(way[1:] for way in ways if way[:1] == (key,)) if ways else ways
+class Elsewhere(NamedTuple):
+    """What is not in the slots that a replay fills, by `id`: objects of which something is `read`, and those `staying` in other
+    places, each with whether a replay writes into it."""
+
+    read: Set[int]
+    staying: dict[int, bool]
+
+    def go_over(self, before: Any, now: Any) -> None:
+        """Note that a container is in the place of another one."""
+        if id(before) in self.staying:
+            self.staying[id(now)] = self.staying.pop(id(before))
 
 
-def are_alike(read: Set[int], before: Any, found: Any, ways: Ways = NO_WAYS) -> bool:
+def are_alike(elsewhere: Elsewhere, before: Any, found: Any, ways: Ways | None = NO_WAYS) -> bool:
     """Whether a slot that the recording itself fills holds what it put there, or the like."""
     if is_a(before, torch.Tensor):
         return is_like(before)(found)
     if type(before) is not type(found):
         return False
-    if () in ways:
+    if ways is None:
         return True
-    if isinstance(before, (list, tuple)):
-        is_as_long = len(before) == len(found) and _which_are_one(before) == _which_are_one(found)
-        pairs = zip(before, found, strict=False)
-        if not ways:
-            return is_as_long and all(are_alike(read, *pair) for pair in pairs)
-        return is_as_long and all(are_alike(read, *pair, below(ways, at)) for at, pair in enumerate(pairs))
+    if not isinstance(before, (list, tuple, dict)):
+        return is_same(before, found) or _are_like_objects(elsewhere, before, found)
+    if before is not found and elsewhere.staying.get(id(found)):  # what a replay writes there would be read here
+        return False
+    keys: Sequence[Any] = range(len(before))
     if isinstance(before, dict):
-        by_index = frozenset((at, *way) for at, key in enumerate(before) for way in below(ways, key)) if ways else ways
-        return list(before) == list(found) and are_alike(read, [*before.values()], [*found.values()], by_index)
-    return is_same(before, found) or _are_like_objects(read, before, found)
+        keys = [*before]
+        if keys != [*found]:
+            return False
+        before, found = [*before.values()], [*found.values()]
+    if len(before) != len(found) or _which_are_one(before) != _which_are_one(found):
+        return False
+    below = map(ways.get, keys, repeat(NO_WAYS)) if ways else repeat(NO_WAYS)
+    return all(map(are_alike, repeat(elsewhere), before, found, below))
 
 
-def _are_like_objects(read: Set[int], before: Any, found: Any) -> bool:
+def _are_like_objects(elsewhere: Elsewhere, before: Any, found: Any) -> bool:
     """Whether two objects of a class hold the like, as those do that a program makes in each call. Not one of which something
-    is `read`: the recording would go on to read it there."""
+    is read elsewhere: the recording would go on to read it there."""
     attributes, others = table_of(before), table_of(found)
     try:
         return (
             attributes is not None
             and others is not None
-            and {id(before), id(attributes)}.isdisjoint(read)
-            and are_alike(read, attributes, others)
+            and all({id(before), id(attributes)}.isdisjoint(objects) for objects in elsewhere)
+            and are_alike(elsewhere, attributes, others)
         )
     except RecursionError:  # one that leads to itself, which no program makes that is recorded
         return False
 
 
 def _which_are_one(values: Sequence[Any]) -> list[int]:
-    """Of each tensor and container among these, where it is first."""
-    ids = [id(value) for value in values if is_a(value, (torch.Tensor, list, dict, set))]
-    return list(map(ids.index, ids))
+    """Of each tensor and container among these, which one it is, in the order in which they come first."""
+    numbers: dict[int, int] = {}
+    ids = (id(value) for value in values if is_a(value, (torch.Tensor, list, dict, set)))
+    return [numbers.setdefault(at, len(numbers)) for at in ids]
 
 
-def check_of_slot(recorded: Any, staying: Set[int], read: Set[int], ways: Ways = NO_WAYS) -> Callable[[Any], bool]:
-    """Whether what is found in a slot is alike what was recorded, and none of the objects in other places, by their `id`: the
-    program could tell that they are one."""
+def check_of_slot(recorded: Any, elsewhere: Elsewhere, ways: Ways = NO_WAYS) -> Callable[[Any], bool]:
+    """Whether what is found in a slot is alike what was recorded, and none of the objects in other places: the program could
+    tell that they are one."""
     alike = (
         is_like(recorded)
         if is_a(recorded, torch.Tensor)
-        else functools.partial(are_alike, read | staying, recorded, ways=ways)
+        else functools.partial(are_alike, elsewhere, recorded, ways=ways)
     )
+    staying = elsewhere.staying
     return lambda found: alike(found) and id(found) not in staying
 
 

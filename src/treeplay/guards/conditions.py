@@ -2,10 +2,9 @@
 
     Table, Items, Members   dictionaries, lists, deques and sets: `containers.py`
     Asked          what a function gives: the content of a closure's cell, a slot, a weak reference, a setting
-    HasGradient    whether a tensor has a gradient
     Code           what a function is made of
     Data           the bytes of a NumPy array
-    TensorFacts    what can be read of a tensor besides its values: `facts.py`
+    TensorFacts    what can be read of a tensor besides its values: `facts.py`, with HasGradient
 
 A guard compares by identity first. A value that was replaced is the same if it is an immutable value that is exactly the same,
 or a container in the only place that leads to it whose contents are the same; then the guard goes over to the new one.
@@ -13,14 +12,15 @@ or a container in the only place that leads to it whose contents are the same; t
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
-from treeplay.guards.alike import NO_WAYS, Ways, below, check_of_plain, check_of_slot
+from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways, check_of_plain, check_of_slot
 from treeplay.guards.memory import held
 from treeplay.observe.shown import shown
 from treeplay.values.mismatch import Mismatch
@@ -38,18 +38,22 @@ class Comparison:
         self.inner: Mismatch | None = None  # what differs in a container that was replaced
         self.moved: set[int] = set()  # guards that were found to go over to another container
         self.replaced: dict[int, torch.Tensor] = {}  # by the `id` of a tensor, what took its place
+        self._instead: dict[int, bool] = {}  # containers that guards would go over to, as in `Elsewhere.staying`
+        self._slots: list[tuple[Elsewhere, Any, Any, Ways]] = []  # what was compared by `fits`
 
-    def alike(self, before: Any, now: Any, ways: Ways = NO_WAYS) -> bool:
+    def alike(self, before: Any, now: Any, ways: Ways | None = NO_WAYS) -> bool:
         """Whether a program that read `before` would do the same with `now`, but for the numbers at the end of `ways`."""
         if before is now or is_same(before, now):
             return True
         if type(before) is not type(now):
             return False
-        if () in ways:
+        if ways is None:
             return True
         if isinstance(before, tuple):
             pairs = enumerate(zip(tuple.__iter__(before), tuple.__iter__(now), strict=False))
-            return len(before) == len(now) and all(self.alike(old, new, below(ways, at)) for at, (old, new) in pairs)
+            return len(before) == len(now) and all(
+                self.alike(old, new, ways.get(at, NO_WAYS)) for at, (old, new) in pairs
+            )
         guard = self.containers.get(id(before))
         if guard is not None and guard.may_be_replaced and guard.holder is before:  # not one that has its `id` by now
             other = self.containers.get(id(now))
@@ -60,12 +64,26 @@ class Comparison:
                 self.inner = self.inner or inner
                 return False
             self.moved.add(id(guard))
+            self._instead[id(now)] = guard.elsewhere.staying.get(id(before), False)
             self.commits.append(lambda: self._go_over(guard, now))
             return True
         return False
 
+    def fits(self, elsewhere: Elsewhere, before: Any, found: Any, ways: Ways) -> bool:
+        """Whether what is found in a slot may be there, as far as nothing elsewhere was replaced."""
+        self._slots.append((elsewhere, before, found, ways))
+        return check_of_slot(before, elsewhere, ways)(found)
+
+    def slots_are_apart(self) -> bool:
+        """Whether all of it may be there beside what was replaced elsewhere, by then or after the slot was compared."""
+        return not self._instead or all(
+            check_of_slot(before, elsewhere._replace(staying=self._instead), ways)(found)
+            for elsewhere, before, found, ways in self._slots
+        )
+
     def _go_over(self, guard: ContainerGuard, now: Any) -> None:
         self.containers.pop(id(guard.holder), None)
+        guard.elsewhere.go_over(guard.holder, now)
         guard.go_over_to(now)
         self.containers[id(now)] = guard
 
@@ -91,12 +109,13 @@ class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
-    is none of the objects `staying` in other places, nor one of which something is `read` (`check_of_slot`). `of_facts`: those
-    of tensors of which facts were read; one that is replaced is `filled` by others from then on, as a replay does it. `ways`:
-    to the numbers in what is under a key that are inputs.
+    is none of the objects `elsewhere` (`check_of_slot`). `of_facts`: those of tensors of which facts were read; one that is
+    replaced is `filled` by others from then on, as a replay does it. `ways`: to the numbers in what is under a key that are
+    inputs.
     `is_steady`: whether a warm call compares all of it with what was compared last, also what is free."""
 
     __slots__ = (
+        "elsewhere",
         "filled",
         "free",
         "holder",
@@ -104,8 +123,6 @@ class ContainerGuard(Guard):
         "label",
         "may_be_replaced",
         "of_facts",
-        "read",
-        "staying",
         "times",
         "ways",
         "written",
@@ -118,8 +135,7 @@ class ContainerGuard(Guard):
         self.free: set[Any] = set()
         self.written: set[Any] = set()
         self.of_facts, self.filled = set[Any](), set[Any]()
-        self.staying: Set[int] = frozenset()
-        self.read: Set[int] = frozenset()
+        self.elsewhere = Elsewhere(frozenset(), {})
         self.ways: dict[Any, Ways] = {}
         self.may_be_replaced = False
         self.is_steady = True
@@ -149,12 +165,12 @@ class ContainerGuard(Guard):
         if before is found or key in self.free:
             return True
         if key in self.written:
-            return self.check_of_slot(key, before)(found)
+            return comparison.fits(self.elsewhere, before, found, self.ways.get(key, NO_WAYS))
         return comparison.alike(before, found, self.ways.get(key, NO_WAYS))
 
     def check_of_slot(self, key: Any, recorded: Any) -> Callable[[Any], bool]:
         """What may be under a key that a replay replaces, where something was recorded."""
-        return check_of_slot(recorded, self.staying, self.read, self.ways.get(key, NO_WAYS))
+        return check_of_slot(recorded, self.elsewhere, self.ways.get(key, NO_WAYS))
 
     def _fill(self, key: Any) -> None:
         self.of_facts.discard(key)
@@ -183,7 +199,7 @@ class ContainerGuard(Guard):
 class Asked(Guard):
     """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
 
-    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "slot", "spot", "ways")
+    __slots__ = ("ask", "attribute", "elsewhere", "is_free", "is_fresh", "label", "recorded", "spot", "ways")
 
     def __init__(
         self,
@@ -199,7 +215,7 @@ class Asked(Guard):
         self.spot = spot  # the object that is asked, and for what, where a place may be the same
         self.attribute = attribute  # an object, and the name under which its class gives the same answer faster
         self.is_free = False  # whether the warm call checks it by itself
-        self.slot: Callable[[Any], bool] | None = None  # what may be in a place that a replay fills itself
+        self.elsewhere: Elsewhere | None = None  # of a place that a replay fills itself
         self.is_fresh = is_fresh  # whether each answer is a new object
         self.ways = NO_WAYS  # to the numbers in it that are inputs
         self.recorded = ask()
@@ -208,23 +224,14 @@ class Asked(Guard):
         found = self.ask()
         if self.is_free:
             return None
-        if self.slot(found) if self.slot is not None else comparison.alike(self.recorded, found, self.ways):
+        is_alike = comparison.alike if self.elsewhere is None else functools.partial(comparison.fits, self.elsewhere)
+        if is_alike(self.recorded, found, self.ways):
             comparison.commits.append(lambda: setattr(self, "recorded", found))
             return None
         return comparison.inner or differing(self.label, self.recorded, found)
 
     def places(self) -> Iterator[tuple[str, Any]]:
         yield self.label, self.recorded
-
-
-class HasGradient(Asked):
-    """Whether a tensor has a gradient."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: torch.Tensor, label: str) -> None:
-        self.tensor = tensor
-        super().__init__(lambda: tensor.grad is not None, label)
 
 
 class Code(Guard):

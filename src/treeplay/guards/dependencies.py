@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
 
-from treeplay.guards.alike import NO_WAYS, Ways, check_of_slot
+from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
@@ -39,7 +39,7 @@ class Dependencies:
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.containers: dict[int, ContainerGuard] = {}
-        self._staying: set[int] = set()  # objects in places that no replay writes, by their `id`
+        self._elsewhere = Elsewhere(frozenset(), {})
         self.twice: Set[int] = frozenset()  # what was met in more than one place, by `id`
         self.orders: dict[
             type, tuple[type, ...]
@@ -65,13 +65,15 @@ class Dependencies:
         """
         own, slots, ways = set(spots), set(written), _ways_to(numbers)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
-        self._staying = staying = self._values_that_stay(slots)
+        staying = self._values_that_stay(slots)
         read = frozenset(
             {
                 *(id(table.holder) for table in self.tables),
                 *(asked.spot[0] for asked in self.asked if asked.spot is not None),
             }
         )
+        written_into = {holder for holder, _ in slots}
+        self._elsewhere = elsewhere = Elsewhere(read, {value: value in written_into for value in staying})
         guard: ContainerGuard
         for guard in (*self.tables, *self.items):
             keys = keys_of(guard)
@@ -82,20 +84,20 @@ class Dependencies:
             guard.written |= {
                 key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in staying
             }
-            guard.staying, guard.read = staying, read
+            guard.elsewhere = elsewhere
             guard.ways = {key: ways[here, hashed(key)] for key in keys if (here, hashed(key)) in ways} if ways else {}
             guard.is_steady = not guard.written  # each replay changes it
         for asked in self.asked:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             asked.ways = ways.get(asked.spot, NO_WAYS) if asked.spot is not None else NO_WAYS
             if asked.spot in slots and id(asked.recorded) not in staying:
-                asked.slot = check_of_slot(asked.recorded, staying, read, asked.ways)
+                asked.elsewhere = elsewhere
 
     def let_go(self, tensors: Iterable[int]) -> None:
         """Forget tensors that others took the place of, by their `id`, which any new object may have from now on."""
         for tensor in tensors:
             self.tensors.pop(tensor, None)
-            self._staying.discard(tensor)
+            self._elsewhere.staying.pop(tensor, None)
 
     def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and
@@ -157,7 +159,7 @@ class Dependencies:
             for key in keys_of(guard)
             if guard.is_steady or key not in guard.free | guard.written
         }
-        kept = (asked for asked in self.asked if not asked.is_free and asked.slot is None)
+        kept = (asked for asked in self.asked if not asked.is_free and asked.elsewhere is None)
         return found | {asked.spot for asked in kept if asked.spot is not None}
 
     def differing_objects(self) -> Iterator[Mismatch]:
@@ -188,9 +190,9 @@ class Dependencies:
             guard.may_be_replaced = False
 
 
-def _ways_to(numbers: Iterable[Place]) -> dict[tuple[int, Any], Ways]:
+def _ways_to(numbers: Iterable[Place]) -> Mapping[tuple[int, Any], Ways]:
     """The ways to numbers from each entry that leads to them through containers alone."""
-    found: dict[tuple[int, Any], Ways] = {}
+    found: dict[tuple[int, Any], dict[Any, Any]] = {}
     for place in numbers:
         way: tuple[Any, ...] = (place.key,)
         step = place
@@ -198,6 +200,9 @@ def _ways_to(numbers: Iterable[Place]) -> dict[tuple[int, Any], Ways]:
             step = step.parent
             spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
             if spot is not None:
-                found[spot] = found.get(spot, NO_WAYS) | {way}
+                under = found.setdefault(spot, {})
+                for key in way[:-1]:
+                    under = under.setdefault(key, {})
+                under[way[-1]] = None
             way = (step.key, *way)
     return found

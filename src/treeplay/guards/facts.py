@@ -7,11 +7,21 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.conditions import Comparison, Guard
+from treeplay.guards.conditions import Asked, Comparison, Guard
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides, is_initialised
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.spec import layout_text
+
+
+class HasGradient(Asked):
+    """Whether a tensor has a gradient."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor, label: str) -> None:
+        self.tensor = tensor
+        super().__init__(lambda: tensor.grad is not None, label)
 
 
 class TensorFacts(Guard):

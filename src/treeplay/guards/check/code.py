@@ -29,13 +29,13 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.alike import check_of_plain
+from treeplay.guards.alike import check_of_plain, check_of_slot
 from treeplay.guards.check.tables import all_are, entry_conditions, filled
 from treeplay.guards.check.words import Words
-from treeplay.guards.conditions import Asked, Code, ContainerGuard, HasGradient
+from treeplay.guards.conditions import Asked, Code, ContainerGuard
 from treeplay.guards.containers import Items
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.facts import TensorFacts, facts_of
+from treeplay.guards.facts import HasGradient, TensorFacts, facts_of
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
@@ -171,8 +171,8 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
     for guard in guards:
         if guard.is_free:
             continue
-        if guard.slot is not None:
-            yield f"{text.constant(guard.slot)}({text.constant(guard.ask)}())"
+        if guard.elsewhere is not None:
+            yield f"{text.constant(check_of_slot(guard.recorded, guard.elsewhere, guard.ways))}({text.constant(guard.ask)}())"
         elif guard.is_fresh:
             yield f"{text.constant(is_same)}({text.constant(guard.ask)}(), {text.constant(guard.recorded)})"
         elif isinstance(guard, HasGradient) and guard.recorded:
@@ -232,7 +232,7 @@ def _tensors(
     if (
         may_move
         or dependencies.filled()
-        or any(guard.is_free or guard.slot is not None for guard in dependencies.asked)
+        or any(guard.is_free or guard.elsewhere is not None for guard in dependencies.asked)
     ):
         yield f"{text.constant(state_is_alike)}()"
     for guard in facts:

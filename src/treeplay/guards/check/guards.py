@@ -141,6 +141,8 @@ class Guards:
                 yield found
         if not self.are_distinct(comparison.replaced):
             yield Mismatch("state", "different tensors", "one tensor in two places")
+        if not comparison.slots_are_apart():
+            yield Mismatch("state", "different containers", "one container in two places")
         yield from self._attributes_of_state(comparison)
 
     def _attributes_of_state(self, comparison: Comparison) -> Iterator[Mismatch]:

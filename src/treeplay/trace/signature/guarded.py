@@ -10,9 +10,9 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.guards.check.guards import Guards
-from treeplay.guards.conditions import HasGradient
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import hashed, spot_of
+from treeplay.guards.facts import HasGradient
 from treeplay.guards.outside import Asking, never_the_same, seeds_asked, settings_asked, signals_asked, threads_started
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach

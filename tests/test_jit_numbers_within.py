@@ -286,3 +286,21 @@ def test_a_trace_puts_the_tuple_back_that_was_there() -> None:
     for _ in range(3):
         jitted(twos())
     assert holder.p == (4.5, 2.5) and all(type(part) is float for part in holder.p)
+
+
+def test_a_number_in_keyword_defaults_that_others_replace() -> None:
+    def scaled(x: torch.Tensor, *, by: float = 3.0) -> torch.Tensor:
+        return x * 2 - by
+
+    function: Any = scaled
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return scaled(x) * 3 - scaled(x, by=0.25)
+
+    jitted, x = jit(program, on_refusal="eager"), torch.arange(3.0)
+    for call, by in enumerate((3.0, 3.0, 0.0, 1.0, 0.0, 2.0, 5.0)):
+        if call % 2:
+            function.__kwdefaults__["by"] = by
+        else:
+            function.__kwdefaults__ = {"by": by}
+        assert_same(jitted(x), program(x))

@@ -141,6 +141,8 @@ class Dependencies:
         known = {(id(guard.holder), hashed(key)) for guard in (*self.tables, *self.items) for key in keys_of(guard)}
         known |= {asked.spot for asked in self.asked if asked.spot is not None}
         for place in places:
+            if not place.is_read_anew:  # but from where it was, as the defaults of a function are
+                self._stay_at(place.holder)
             step = place if themselves else place.parent
             while step is not None:
                 spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None

@@ -11,6 +11,7 @@ import torch
 
 import treeplay
 from support import assert_same, jit
+from support.gradients import GivesNone
 
 Program = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -94,16 +95,6 @@ def test_a_hook_on_a_view_of_an_argument_is_refused() -> None:
     _gradients(jitted, 0)
     with pytest.raises(treeplay.Refusal, match="register_hook"):
         _gradients(jitted, 0)
-
-
-class GivesNone(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> None:
-        return None
 
 
 class GivesOne(torch.autograd.Function):

@@ -16,6 +16,18 @@ from support import assert_same, assert_same_state, jit
 Program = Callable[..., Any]
 
 
+class GivesNone(torch.autograd.Function):
+    """A function that its argument leads to, though no gradient comes from it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
 class Cube(torch.autograd.Function):
     """A function whose backward is not the derivative of its forward: half of it for x."""
 

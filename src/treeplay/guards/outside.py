@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.conditions import Asked
-from treeplay.guards.reads.names import steps_by_line
+from treeplay.guards.reads.effects import mentions
 from treeplay.observe.lines import is_users_or_text
 from treeplay.values.location import Location
 from treeplay.values.same import is_value
@@ -115,13 +115,9 @@ def _asked(builtins: Mapping[str, Sequence[CodeType]], names: Iterable[str]) -> 
 def _place_of(function: str, callers: Sequence[CodeType]) -> Location | None:
     """Where a function is called: the first line of the user's that has its name, or of anybody's; else the first of those who
     may have called it."""
-    by_users = [code for code in callers if is_users_or_text(code.co_filename)]
-    for code in (*by_users, *callers):
-        for line, steps in steps_by_line(code).items() if function in code.co_names else ():
-            if any(step.argval == function for step in steps):
-                return Location(code.co_filename, line, code.co_name)
-    first = next(iter(by_users or callers), None)
-    return Location(first.co_filename, first.co_firstlineno, first.co_name) if first is not None else None
+    ordered = sorted(callers, key=lambda code: not is_users_or_text(code.co_filename))
+    first = (Location(code.co_filename, code.co_firstlineno, code.co_name) for code in ordered)
+    return next(mentions((code for code in ordered if function in code.co_names), {function}), next(first, None))
 
 
 def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:

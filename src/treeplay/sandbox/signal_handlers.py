@@ -28,13 +28,13 @@ class InFront:
 
     def __init__(self, of: SignalHandlers, theirs: Handler) -> None:
         self._of = of
-        self.theirs = theirs
+        self._theirs = theirs
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         of = self._of
         was_running, of.is_running = of.is_running, of.is_apart
         try:
-            self.theirs(number, frame)
+            self._theirs(number, frame)
         except BaseException:
             of.raised += 1
             raise

@@ -6,7 +6,7 @@ ran: of a function that prints in several lines, each is named.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import CodeType
 
 from treeplay.guards.reads.names import steps_by_line
@@ -29,7 +29,7 @@ def effects_of(reads: Reads) -> tuple[Reason, ...]:
     own = [one for one in code if is_own_or_text(one.co_filename)]
     found: dict[Reason, None] = {}
     for what, names, advice in _kinds(reads):
-        places = [*_mentions(own, names)] or [*_mentions(code, names)]
+        places = [*mentions(own, names)] or [*mentions(code, names)]
         found |= {Reason(what, _NOT_REPEATED, advice, where): None for where in places}
     return tuple(found)[:_MOST]
 
@@ -45,7 +45,7 @@ def _kinds(reads: Reads) -> Iterator[tuple[str, Collection[str], str]]:
         yield "write", _LEADS_TO_WRITES - {"print"}, "return what is written, and write it after the call"
 
 
-def _mentions(code: Collection[CodeType], names: Collection[str]) -> Iterator[Location]:
+def mentions(code: Iterable[CodeType], names: Collection[str]) -> Iterator[Location]:
     """The lines of this code that look up one of these names."""
     for one in code:
         for line, steps in steps_by_line(one).items():

@@ -100,9 +100,7 @@ class Survey:
 
 def _is_as_it_was(place: Place, value: Any, now: Any, but: Collection[Trail]) -> bool:
     """Whether what is in a place is what it was, but for what may be another one: the place itself, or parts of a tuple."""
-    if is_same(now, value):
-        return True
-    if but and place.trail in but:
+    if is_same(now, value) or place.trail in but:
         return True
     if not but or type(now) is not type(value) or not isinstance(value, tuple) or len(value) != len(now):
         return False

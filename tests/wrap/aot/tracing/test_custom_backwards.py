@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from support.gradients import GivesNone
 from treeplay.wrap.aot.tracing.capture import captured
 
 
@@ -28,16 +29,6 @@ def test_a_custom_backward_runs_for_results_and_inputs_by_autograds_graph() -> N
         drawn = traced.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.rand.default)
         found = {(tuple(node.meta["runs_for"].results), tuple(node.meta["runs_for"].inputs)) for node in drawn}
     assert found == {((1,), (0,)), ((2,), (2,))}
-
-
-class GivesNone(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> None:
-        return None
 
 
 def test_results_and_written_inputs_lead_to_inputs_without_a_gradient_too() -> None:

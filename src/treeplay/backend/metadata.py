@@ -66,6 +66,7 @@ def values_of(
 
 def mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
     """The fake mode of `inputs`, or a new one that takes real tensors too."""
+    torch_fakes.hold_device_guard()
     return torch_fakes.fake_mode_of(pytree.tree_leaves(list(inputs))) or FakeTensorMode(allow_non_fake_inputs=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +27,30 @@ from treeplay.torch_seam.schemas import leaves_of
 
 _is_quiet = ContextVar("rules fail quietly", default=False)
 fake_tensor.log.addFilter(lambda _: not _is_quiet.get())
+
+
+@functools.cache
+def hold_device_guard() -> None:
+    """Have torch's stand-in for the devices of a CUDA build without a device live as long as the process.
+
+    The first fake mode that is entered makes it, an object of the thread that enters, and all threads use it from then on: after
+    the end of that thread the next mode reads memory that is freed, and the process dies. So a thread that does not end makes it.
+    """
+    make = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if make is None or not torch.backends.cuda.is_built() or torch.cuda.is_available():
+        return
+    if threading.current_thread() is threading.main_thread():
+        make()
+        return
+    is_made = threading.Event()
+
+    def hold() -> None:
+        make()
+        is_made.set()
+        threading.Event().wait()
+
+    threading.Thread(target=hold, name="treeplay holds a device guard", daemon=True).start()
+    is_made.wait()
 
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:

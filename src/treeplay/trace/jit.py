@@ -25,6 +25,7 @@ from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.autograd import histories_given, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
+from treeplay.torch_seam.fakes import hold_device_guard
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.trace.arrays import arrays_become_tensors
 from treeplay.trace.asked import told_of_the_trace
@@ -86,6 +87,7 @@ def trace(
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     # A trace keeps so many objects that Python would look for garbage among all that there are: a fifth of its time.
     with turn(), no_collection():
+        hold_device_guard()
         try:
             with native_layers() if is_exact else contextlib.nullcontext():
                 # Marks are seeds: where other threads draw too, there are none until the program is known to call a generator.

@@ -33,8 +33,9 @@ fake_tensor.log.addFilter(lambda _: not _is_quiet.get())
 def hold_device_guard() -> None:
     """Have torch's stand-in for the devices of a CUDA build without a device live as long as the process.
 
-    The first fake mode that is entered makes it, an object of the thread that enters, and all threads use it from then on: after
-    the end of that thread the next mode reads memory that is freed, and the process dies. So a thread that does not end makes it.
+    The first fake mode that is entered makes it, an object of the thread that enters, and all threads use it from then on.
+    After the end of that thread, the next mode reads memory that is freed, and the process dies. So a thread that does not end
+    makes it.
     """
     make = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if make is None or not torch.backends.cuda.is_built() or torch.cuda.is_available():

@@ -345,3 +345,25 @@ def test_compiled_steps_draw_it_again_too(loss: Loss, monkeypatch: pytest.Monkey
         torch.testing.assert_close(result, other)
         torch.testing.assert_close(weights, others)
     assert jitted.statistics().replays == CALLS - 1
+
+
+@pytest.mark.compile
+def test_numbers_of_the_compilers_own_are_the_same_in_the_backward() -> None:
+    weight = nn.Parameter(torch.rand(64, 64) + 1)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight.grad = None
+        y = again(lambda x: F.dropout(x * weight, 0.5).sin(), x)
+        y.sum().backward()
+        assert weight.grad is not None
+        return y.detach(), weight.grad * 1
+
+    jitted = treeplay.jit(step, lower="inductor", on_refusal="raise")
+    for _ in range(CALLS):
+        x = torch.rand(64, 64) + 0.5
+        y, slope = jitted(x)
+        kept = y != 0
+        expected = torch.where(kept, (x * weight.detach() * 2).cos() * x * 2, torch.zeros(()))
+        torch.testing.assert_close(slope, expected)
+        assert 0.3 < kept.float().mean() < 0.7
+    assert jitted.statistics().replays == CALLS - 1

@@ -367,3 +367,14 @@ def test_numbers_of_the_compilers_own_are_the_same_in_the_backward() -> None:
         torch.testing.assert_close(slope, expected)
         assert 0.3 < kept.float().mean() < 0.7
     assert jitted.statistics().replays == CALLS - 1
+
+
+def test_a_mask_goes_into_a_reentrant_checkpoint() -> None:
+    """Whose backward asks it for a gradient: it has none, and is forgotten with the trace."""
+
+    def masked(net: Net, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        return again(lambda y, mask: F.dropout(net.first(y), 0.5).sin() * mask, x, x > 0, use_reentrant=True)
+
+    jitted = told(masked)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()

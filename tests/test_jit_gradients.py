@@ -1006,6 +1006,53 @@ def test_a_checkpoint_that_draws_is_eagers_whoever_runs_the_backward(preserves: 
     assert jitted.statistics().replays == (3 if preserves else 0)
 
 
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_tensor_of_the_program_is_made_to_need_a_gradient(is_set: bool) -> None:
+    """As libraries do for a checkpoint: by setting the attribute, or by the method."""
+    layer = nn.Linear(4, 4)
+    twin = copy.deepcopy(layer)
+
+    def program(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
+        inside = x[:, None] * 2
+        if is_set:
+            inside.requires_grad = True
+        else:
+            inside.requires_grad_()
+        y = layer(inside).square().sum()
+        (slope,) = torch.autograd.grad(y, inside, create_graph=True)
+        return y - slope.sum()
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for _ in range(4):
+        x, results = torch.randn(3, 4), []
+        for call, given in ((jitted, layer), (program, twin)):
+            results.append(call(x, given))
+            results[-1].backward()
+        assert_same(*results)
+        assert torch.equal(layer.weight.grad, twin.weight.grad)
+    assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_result_that_was_made_to_need_a_gradient_is_refused(is_set: bool) -> None:
+    layer = nn.Linear(4, 4)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inside = x * 2
+        if is_set:
+            inside.requires_grad = True
+        else:
+            inside.requires_grad_()
+        return layer(inside), inside
+
+    jitted = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="a new leaf that needs a gradient"):
+        for _ in range(3):
+            y, inside = jitted(torch.ones(3, 4))
+            y.sum().backward()
+            assert inside.is_leaf and torch.equal(inside.grad, layer.weight.detach().sum(0).expand(3, 4))
+
+
 def test_a_checkpoint_that_writes_state_is_refused_where_the_caller_runs_its_backward() -> None:
     """Which runs the batch norm once more: its statistics were brought up to date once."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))

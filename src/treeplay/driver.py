@@ -168,6 +168,8 @@ def record_for_all_sizes(
     front = run_front(program, call, first_run, seconds, lower="auto")
     if front.device != CPU or front.plan.lowerings[0] != "inductor":
         raise not_for_any_size(str(front.plan))
+    if front.traced.has_repeats:
+        raise not_for_any_size("it draws once more from a state of a generator that it puts back")
 
     with timed("lower", seconds):
         signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)

@@ -42,9 +42,7 @@ def is_accumulating() -> bool:
 
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-
 increment_versions: Callable[..., None] = torch._C._increment_version
-
 preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 
@@ -170,23 +168,24 @@ def _noting_mode(original: Any, value: Callable[[], Any]) -> Any:
         given = value()
         if given is None:
             return original.__get__(None, cls)(*args, **kwargs)
-        _, modes = given
+        _, modes, note = given
         modes.append(torch.is_grad_enabled())
         try:
             result = original.__get__(None, cls)(*args, **kwargs)
         finally:
             modes.pop()
-        _note_results(result if isinstance(result, tuple) else (result,))
+        _note_results(result if isinstance(result, tuple) else (result,), note)
         return result
 
     return classmethod(apply)
 
 
-def _note_results(results: tuple[Any, ...]) -> None:
+def _note_results(results: tuple[Any, ...], note: Callable[[Any], None]) -> None:
     """Have the node of a custom function know its results: it is told nothing of those that nobody can differentiate."""
     tensors = [result if isinstance(result, torch.Tensor) else None for result in results]
-    nodes: set[Any] = {tensor.grad_fn for tensor in tensors if tensor is not None}
+    nodes: Iterable[Any] = {tensor.grad_fn for tensor in tensors if tensor is not None} - {None}
     for node in nodes:
+        note(node)
         if is_custom_node(node):
             node.metadata[_RESULTS] = [t if t is None else (t.shape, t.dtype, t.device) for t in tensors]
 
@@ -198,7 +197,7 @@ def _checking(original: Any, value: Callable[[], Any]) -> Any:
     def mark_dirty(ctx: Any, *tensors: Any) -> Any:
         given = value()
         if given is not None:
-            check, modes = given
+            check, modes, _ = given
             for tensor in tensors if modes and modes[-1] and any(ctx.needs_input_grad) else ():
                 check(tensor)
         return original(ctx, *tensors)
@@ -212,11 +211,14 @@ _HISTORIES = (
 )
 
 
-def histories_given(check: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[None]:
+def histories_given(
+    check: Callable[[Any], None], note: Callable[[Any], None]
+) -> contextlib.AbstractContextManager[None]:
     """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
-    and so gives it a history. No operator and no mode sees that. What custom functions give is noted for `call_backward`."""
+    and so gives it a history, and `note(node)` once a call has made its node. No operator and no mode sees that. What custom
+    functions give is noted for `call_backward`."""
     modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
-    return all_wanted(_HISTORIES, (check, modes))
+    return all_wanted(_HISTORIES, (check, modes, note))
 
 
 def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
@@ -250,6 +252,11 @@ def is_custom_node(node: Any) -> bool:
         return False
     module = node._forward_cls.__module__  # type: ignore[attr-defined]
     return not module.startswith("torch.") or module == "torch._library.autograd"  # of `register_autograd`
+
+
+def is_of_reentrant_checkpoint(node: Any) -> bool:
+    """Whether an autograd node is a reentrant checkpoint's, whose backward calls another."""
+    return getattr(getattr(node, "_forward_cls", None), "__module__", None) == _CHECKPOINT
 
 
 def call_backward(node: Any) -> None:
@@ -290,5 +297,4 @@ def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
 
 def ends_recomputation(error: BaseException | None) -> bool:
     """Whether an exception is how a checkpoint breaks off what it recomputes, once all is there that its backward needs."""
-    kind = getattr(torch.utils.checkpoint, "_StopRecomputationError", None)
-    return kind is not None and isinstance(error, kind)
+    return isinstance(error, getattr(torch.utils.checkpoint, "_StopRecomputationError", ()))

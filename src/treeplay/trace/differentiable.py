@@ -17,6 +17,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
+from treeplay.trace.computed_again import why_not_again
 from treeplay.trace.raised import SignalCheck, program_raised
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
@@ -44,7 +45,12 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
         unfinished = given[0][0]
     where = run.tracer.tape.values[id(unfinished)].node.meta.get("where")
     run.unreached = _unreached(run, _with_history(run, result))
-    reason = _why_not(run, where) or _why_its_own(_with_history(run, result), where) or _why_called_in_vain(run, where)
+    reason = (
+        _why_not(run, where)
+        or why_not_again(run.tracer.tape, run.reads, _nodes_behind(run, _with_history(run, result)))
+        or _why_its_own(_with_history(run, result), where)
+        or _why_called_in_vain(run, where)
+    )
     if reason is not None:
         raise Refusal(reason)
     return True
@@ -75,9 +81,14 @@ def _custom_nodes(run: TracedRun, result: Any) -> Iterator[Any]:
 
 
 def _custom_behind(run: TracedRun, leaves: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """The nodes of custom functions that the program has put between its inputs and these tensors."""
+    """Those of custom functions among these nodes."""
+    return filter(is_custom_node, _nodes_behind(run, leaves))
+
+
+def _nodes_behind(run: TracedRun, leaves: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes that the program has put between its inputs and these tensors."""
     of_the_caller = [node_of(seen.tensor) for seen in run.tracer.tape.inputs]
-    return filter(is_custom_node, history((leaf.grad_fn for leaf in leaves), of_the_caller))
+    return history((leaf.grad_fn for leaf in leaves), of_the_caller)
 
 
 def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None:
@@ -221,9 +232,6 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             advice="subclass torch.Tensor, or replace the function that your code calls",
             where=line,
         )
-    again = _why_not_again(run)
-    if again is not None:
-        return again
     if has_backward_hooks(run.called.values()):
         return Reason(
             op="backward hook",
@@ -233,31 +241,6 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
         )
     if hooks_on_nodes(run.reads.code or {}):
         return _of_hook("puts a hook on a node of the graph that the program makes", "register_hook", where)
-    return None
-
-
-def _why_not_again(run: TracedRun) -> Reason | None:
-    """What a checkpoint of the program would do a second time in the caller's backward. A wrapper saves what a checkpoint
-    computes again, so nothing there runs twice."""
-    tape = run.tracer.tape
-    if tape.written_again is not None:
-        name, line = tape.written_again
-        return Reason(
-            op=name,
-            why="writes to a tensor that outlives the call in a checkpoint, which does so once more in the backward; the "
-            "caller runs that, and a recording does not repeat it",
-            advice="call backward inside of the program, or leave layers that write state (batch norms) out of the checkpoint",
-            where=line,
-        )
-    if tape.drawn_again is not None and "Generator.get_state" not in run.reads.methods:
-        name, line = tape.drawn_again
-        return Reason(
-            op=name,
-            why="draws in a checkpoint with preserve_rng_state=False, which draws once more in the backward; the caller "
-            "runs that, and a recording does not repeat it",
-            advice="leave preserve_rng_state=True, or call backward inside of the program",
-            where=line,
-        )
     return None
 
 

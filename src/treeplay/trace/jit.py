@@ -31,6 +31,7 @@ from treeplay.trace.arrays import arrays_become_tensors
 from treeplay.trace.asked import told_of_the_trace
 from treeplay.trace.by_class import known_as_tensors
 from treeplay.trace.call import Call, home_of
+from treeplay.trace.computed_again import note_line
 from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
@@ -182,7 +183,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
         told_of_the_trace(),
         arrays_become_tensors() if run.call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
-        histories_given(run.tracer.lasting.check_history),
+        histories_given(run.tracer.lasting.check_history, note_line),
         numbers_answer(run.found, has_any=bool(run.numbers or run.call.numbers)),
         plain_functions(),
         ProductsAsEager(),
@@ -206,7 +207,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
         raise Refusal(run.tracer.tape.refusal)
     if (run.given or run.numbers) and not way.hears_of_errors and may_have_handled(run.reads.code):
         raise _Again(hears_of_errors=True)
-    check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
+    check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set(run.reads))
     schedules.finish(result, run.reads)
     check_arrays(run)
     run.tracer.tape.log.append(result_entry(result))
@@ -237,7 +238,7 @@ def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
     """Note what else is in the way of a run that went on to its end: what is looked for once nothing is refused."""
     tape = run.tracer.tape
     with contextlib.suppress(Refusal):
-        check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set())
+        check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set(run.reads))
     if (difference := first_difference(first_run, tape.log)) is not None:
         tape.refusals[difference] = None
 

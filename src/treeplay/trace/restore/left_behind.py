@@ -15,8 +15,14 @@ from treeplay.trace.signature.references import Refuse
 
 
 def check_global_state(snapshot: Snapshot, refuse: Refuse, *, was_seeded: bool = False) -> None:
-    """Refuse a program that drew in Python, seeded (`was_seeded`: a generator of torch's), or left a mode changed."""
-    used = ("torch's generator", None) if was_seeded else snapshot.random_source_used()
+    """Refuse a program that drew in Python, seeded (`was_seeded`: or set a generator of torch's), or left a mode changed."""
+    if was_seeded:
+        raise refuse(
+            "torch's generator",
+            "the program seeds this generator, or leaves it in another state than the last new draw did: a replay sets none",
+            "seed outside; put back the later state, or draw from a generator of its own",
+        )
+    used = snapshot.random_source_used()
     if used is not None:
         raise refuse(
             used[0],

@@ -1,7 +1,8 @@
-"""Random generators during a trace: each random operator must meet the state that the one before it left.
+"""Random generators during a trace: each random operator must meet a state that one before it left.
 
-A replay draws on from where a generator stands. A program that seeds a generator, puts back an earlier state
-(`fork_rng`, `checkpoint`) or makes a generator of its own would draw other numbers than eager, so it is refused.
+A replay draws on from where a generator stands. A program that seeds a generator, leaves it in an earlier state or makes a
+generator of its own would draw other numbers than eager, so it is refused. Where it puts back an earlier state for a while
+(`checkpoint`), it may draw once more what it has drawn from there (`trace.run.draws`).
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ class TrackedGenerators:
         # By the seed: no draw changes it.
         return self.is_marking and generator.initial_seed() != self._expected[address_of(generator)]
 
-    def any_was_set(self) -> bool:
-        """Whether that is so for any of them."""
-        return any(self.was_set(generator) for generator, _ in self._before.values())
+    def any_was_set(self, reads: Reads | None = None) -> bool:
+        """Whether that is so for any of them; or the run told of in `reads` has moved one within the sequence of its seed."""
+        is_moved = reads is not None and "Generator.set_offset" in reads.methods
+        return is_moved or any(self.was_set(generator) for generator, _ in self._before.values())
 
     def draw(self, generator: torch.Generator) -> None:
         """Give `generator` a seed of its own, so that going back to an earlier state shows; numbers that another thread
@@ -86,6 +88,11 @@ class TrackedGenerators:
         with moving:
             generator.manual_seed(self._base + self._drawn)
             self._expected[address_of(generator)] = generator.initial_seed()
+
+    def go_on(self, generator: torch.Generator, seed: int) -> None:
+        """Have `generator` stand where a draw of this run has left it: behind a draw that repeats that one."""
+        with moving:
+            generator.manual_seed(seed)
 
     def restore(self) -> None:
         """Put every generator back, if one was moved."""

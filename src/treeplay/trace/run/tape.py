@@ -69,6 +69,8 @@ class TraceTape:
         # What a checkpoint does once more in the backward: the first write to what outlives the call, and the first draw.
         self.written_again: tuple[str, Location | None] | None = None
         self.drawn_again: tuple[str, Location | None] | None = None
+        # The first draw that gave what an earlier one had given: a run elsewhere draws anew.
+        self.repeated: tuple[str, Location | None] | None = None
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones

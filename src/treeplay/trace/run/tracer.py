@@ -36,15 +36,16 @@ from treeplay.torch_seam.schemas import (
     written_arguments,
     written_untold,
 )
-from treeplay.torch_seam.tensors import address_of, storage_of
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
 from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_numbers
 from treeplay.trace.numbers.scalars import Scalar, given_number, guarded_value, scalar_of, symbolic
 from treeplay.trace.numbers.world import ScalarWorld
-from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
+from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.begins import BEGINS, from_start
+from treeplay.trace.run.draws import SequenceOfDraws
 from treeplay.trace.run.gradients import as_taken_over
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
@@ -95,6 +96,7 @@ class Tracer(TorchDispatchMode):
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
+        self._draws = SequenceOfDraws(self.tape, generators)
         self.lasting = Lasting(self.refuse)
 
     # --- operators ------------------------------------------------------------------------------------------
@@ -129,8 +131,9 @@ class Tracer(TorchDispatchMode):
         args = as_recorded(func, args, self.recurrent.piece)
         kwargs = with_numbers_decided(func, args, kwargs)
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
+        draw = None
         if draws(func, args, kwargs):
-            self._draw(func, (*args, *kwargs.values()), where)
+            func, args, kwargs, draw = self._draws.begin(func, args, kwargs, where)
         if func is TAKES_ONE_PIECE:
             return self.recurrent.put_together(self, args[0], args[1], where)
         if self._is_idle(func, args):
@@ -155,7 +158,10 @@ class Tracer(TorchDispatchMode):
         if is_foreach_write(func):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
-        return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
+        result = self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
+        if draw is not None:
+            self._draws.end(draw, node, result)
+        return result
 
     def _settle(self, func: Any, args: Any, kwargs: Any, told: Answer | None) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
@@ -181,29 +187,6 @@ class Tracer(TorchDispatchMode):
         if func not in _SHAPES or isinstance(args[0], FakeTensor):
             return False
         return self._on_fakes.leaves_shape(func, self._value(args[0], func, None).fake, args[1:])
-
-    def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
-        leaves = leaves_of(list(arguments))
-        generator = generator_in(leaves, device_drawn_on(leaves))
-        if not self.generators.is_known(generator):
-            raise self.refuse(
-                spoken_name(func),
-                "draws from a generator that the program makes, or that treeplay cannot find",
-                "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
-                where,
-            )
-        if self.generators.was_set(generator):
-            raise self.refuse(
-                spoken_name(func),
-                "draws after the program has seeded the generator or put back an earlier state of it, which a recording "
-                "does not repeat",
-                "seed outside of the program; in `checkpoint`, pass preserve_rng_state=False if other numbers will do",
-                where,
-            )
-        if is_computed_again():
-            self.tape.drawn_again = self.tape.drawn_again or (spoken_name(func), where)
-        self.generators.draw(generator)
-        self.tape.generators[address_of(generator)] = generator
 
     def _to_node(self, func: Any, where: Location | None) -> Callable[[Any], Any]:
         def convert(leaf: Any) -> Any:
@@ -282,6 +265,7 @@ class Tracer(TorchDispatchMode):
         """Drop every tensor; afterwards only what the user kept is still alive."""
         self.tape.forget()
         self.recurrent.forget()
+        self._draws.forget()
         self.lasting.arguments = {}
 
 

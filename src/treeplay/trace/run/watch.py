@@ -114,9 +114,9 @@ class WatchFunctions(TorchFunctionMode):
         if func in READS_ON_THE_HOST:
             self._refuse_read(func)
         elif func in (_GRAD_GET, self.gradients.getter):
-            # Else `__torch_function__` of a tensor's own class would be asked.
+            # Else `__torch_function__` of a tensor's own class would be asked. What the run has made had no gradient before.
             with DisableTorchFunctionSubclass():
-                is_of_the_run = isinstance(args[0].grad, FakeTensor)
+                is_of_the_run = isinstance(args[0], FakeTensor) or isinstance(args[0].grad, FakeTensor)
             # Frame 1 is `__torch_function__`, and 2 whoever asks for the gradient.
             if not is_of_the_run and not _sets_to_none(_caller(sys._getframe(2))):
                 self.grads_read[id(args[0])] = args[0]

@@ -86,4 +86,5 @@ def outcome_of(run: TracedRun, result: Any, schedules: Schedules) -> Trace:
     )
     for seen, item in zip(tape.inputs, signature.inputs, strict=True):
         seen.value.node.meta["is_untold"] = not item.is_told
-    return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
+    has_repeats = tape.repeated is not None
+    return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()), has_repeats=has_repeats)

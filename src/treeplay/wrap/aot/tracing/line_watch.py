@@ -89,6 +89,8 @@ class LineWatch(TorchFunctionMode):
         kwargs = kwargs or {}
         if _is_in_place(name) and not args:  # what is written is given by name
             args, kwargs = _first_of(kwargs)
+        if name == "__set__" and func.__self__ is torch.Tensor.requires_grad:
+            func, name = torch.Tensor.requires_grad_, "requires_grad_"  # which is the same
         if name == "__set__":
             self._refuse_setting(func)
         if name == "set_":
@@ -151,14 +153,10 @@ class LineWatch(TorchFunctionMode):
             raise refusal_to_wrap(name, why, _line(), advice)
 
     def _refuse_setting(self, func: Any) -> None:
-        for name in ("data", "requires_grad"):
-            if func.__self__ is getattr(torch.Tensor, name):
-                why, advice = "is set on a tensor, which a trace does not keep", "do it outside of this function"
-                if name == "data":
-                    advice = (
-                        "write in place by a method: x.data.mul_(...) for x.data *= ..., x.copy_(...) under no_grad()"
-                    )
-                raise refusal_to_wrap(name, why, user_location(), advice)
+        if func.__self__ is torch.Tensor.data:
+            why = "is set on a tensor, which a trace does not keep"
+            advice = "write in place by a method: x.data.mul_(...) for x.data *= ..., x.copy_(...) under no_grad()"
+            raise refusal_to_wrap("data", why, user_location(), advice)
 
     def _refuse_replacing(self, target: Any) -> None:
         advice = "copy the data into it, or run this function without treeplay"

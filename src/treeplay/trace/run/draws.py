@@ -1,0 +1,190 @@
+"""SequenceOfDraws that a program makes once more, from a state of the generator that it has put back, as `checkpoint` does.
+
+    state = get_rng_state()      noise.bernoulli_(0.5)   ─▶  bernoulli_(noise), kept = clone(noise)
+    set_rng_state(state)         again.bernoulli_(0.5)   ─▶  copy_(again, kept)
+
+A recording puts back no generator. Where the program draws from a state from which it has drawn before in this run, the numbers
+are those that were drawn then, if operator, shapes, types and the numbers that it is given are the same. In the state that the
+last new draw has left, a draw is a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.torch_seam.autograd import is_computed_again
+from treeplay.torch_seam.schemas import leaves_of
+from treeplay.torch_seam.tensors import address_of
+from treeplay.trace.numbers.scalar_ops import takes_symbolic_numbers
+from treeplay.trace.numbers.scalars import guarded_value, scalar_of
+from treeplay.trace.restore.randomness import TrackedGenerators, device_drawn_on, generator_in
+from treeplay.trace.run.tape import TracedValue, TraceTape, spoken_name
+from treeplay.values.location import Location
+from treeplay.values.same import is_same
+
+aten = torch.ops.aten
+FILLS = frozenset(
+    (
+        aten.bernoulli_.float,
+        aten.uniform_.default,
+        aten.normal_.default,
+        aten.random_.default,
+        aten.random_.to,
+        getattr(aten.random_, "from"),
+        aten.exponential_.default,
+        aten.cauchy_.default,
+        aten.log_normal_.default,
+        aten.geometric_.default,
+    )
+)
+"""Operators that fill a tensor with random numbers, whatever is in it."""
+MAKES = frozenset(
+    (
+        aten.rand.default,
+        aten.rand.generator,
+        aten.randn.default,
+        aten.randn.generator,
+        aten.randint.default,
+        aten.randint.generator,
+        aten.randint.low,
+        aten.randint.low_generator,
+        aten.randperm.default,
+        aten.randperm.generator,
+        aten.rand_like.default,
+        aten.randn_like.default,
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+        aten.bernoulli.p,
+        aten.normal.float_float,
+    )
+)
+"""Operators that make a tensor of random numbers, for which the values of no tensor count."""
+_INSTEAD = (
+    "in `checkpoint`, pass preserve_rng_state=False if other numbers will do; or have the caller run the backward"
+)
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """A draw of the run: the operator, what it was given, the seed that marks the state after it, and where its numbers are."""
+
+    func: Any
+    given: tuple[Any, ...]
+    after: int
+    node: torch.fx.Node
+    looks: tuple[Any, ...]
+    value: TracedValue
+    kept: torch.Tensor | None = None
+
+
+class SequenceOfDraws:
+    """The draws of a trace: each from the state that the one before left, or from one from which the run has drawn before."""
+
+    def __init__(self, tape: TraceTape, generators: TrackedGenerators) -> None:
+        self._tape = tape
+        self._generators = generators
+        # By generator and by the seed that marks the state. None: something that cannot be repeated.
+        self._drawn: dict[tuple[int, int], _Drawn | None] = {}
+
+    def begin(self, func: Any, args: Any, kwargs: dict[str, Any], where: Location | None) -> tuple[Any, Any, Any, Any]:
+        """The operator to record for one that draws, and its arguments; and what to pass to `end` once it is recorded."""
+        leaves = leaves_of([*args, *kwargs.values()])
+        generator = generator_in(leaves, device_drawn_on(leaves))
+        if not self._generators.is_known(generator):
+            raise self._tape.refuse(
+                spoken_name(func),
+                "draws from a generator that the program makes, or that treeplay cannot find",
+                "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
+                where,
+            )
+        if is_computed_again():
+            self._tape.drawn_again = self._tape.drawn_again or (spoken_name(func), where)
+        self._tape.generators[address_of(generator)] = generator
+        at = address_of(generator), generator.initial_seed()
+        if self._generators.was_set(generator):
+            return *self._repeated(generator, at, func, (args, kwargs), where), None
+        self._generators.draw(generator)
+        self._drawn[at] = None
+        after = generator.initial_seed()
+        return func, args, kwargs, (at, after, func, self._given(func, (args, kwargs)))
+
+    def end(self, draw: Any, node: torch.fx.Node, result: Any) -> None:
+        """A new draw has become a node of the graph, and gave `result`."""
+        at, after, func, given = draw
+        if self._generators.is_marking and func in FILLS | MAKES:
+            value = self._tape.values[id(result)]
+            self._drawn[at] = _Drawn(func, given, after, node, _looks(value.fake), value)
+
+    def forget(self) -> None:
+        """Drop every tensor."""
+        self._drawn.clear()
+
+    def _repeated(
+        self, generator: torch.Generator, at: tuple[int, int], func: Any, arguments: Any, where: Location | None
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The operator that gives what was drawn from this state before, in place of one that would draw it again."""
+        if at not in self._drawn:
+            raise self._tape.refuse(
+                spoken_name(func),
+                "draws after the program has seeded the generator or put back an earlier state of it, which a recording "
+                "does not repeat",
+                "seed outside of the program; a state that the program puts back must be one that it has read in this call",
+                where,
+            )
+        if func not in FILLS | MAKES:
+            raise self._tape.refuse(
+                spoken_name(func),
+                "draws once more from an earlier state of the generator that the program has put back, as `checkpoint` does, "
+                "and gives more than numbers that only the state tells: a recording cannot repeat that",
+                _INSTEAD,
+                where,
+            )
+        earlier = self._drawn[at]
+        if earlier is None or earlier.func is not func or not is_same(earlier.given, self._given(func, arguments)):
+            raise self._tape.refuse(
+                spoken_name(func),
+                "draws from an earlier state of the generator that the program has put back, from which it has drawn something "
+                "else before: a recording repeats its draws only as they were, in the same order and of the same shapes",
+                _INSTEAD,
+                where,
+            )
+        self._generators.go_on(generator, earlier.after)
+        self._tape.repeated = self._tape.repeated or (spoken_name(func), where)
+        kept = self._kept(earlier)
+        return (aten.copy_.default, (arguments[0][0], kept), {}) if func in FILLS else (aten.clone.default, (kept,), {})
+
+    def _kept(self, earlier: _Drawn) -> torch.Tensor:
+        """A copy of what was drawn then, made at once: the program may have overwritten it since."""
+        if earlier.kept is None:
+            with self._tape.graph.inserting_after(earlier.node):
+                copy = self._tape.call(aten.clone.default, (earlier.value.node,), where=earlier.node.meta["where"])
+            shape, stride, dtype, device = earlier.looks
+            with self._tape.fake_mode, torch.no_grad():
+                fake = aten.clone.default(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+            earlier.kept = self._tape.add_tensor(fake, copy, {})
+        return earlier.kept
+
+    def _given(self, func: Any, arguments: Any) -> tuple[Any, ...]:
+        """What the numbers follow from besides the state: how the tensors lie that an operator is given, and all else."""
+        names, is_plain = tuple(arguments[1]), not takes_symbolic_numbers(func)
+        return names, tuple(self._part(leaf, is_plain=is_plain) for leaf in leaves_of(arguments))
+
+    def _part(self, leaf: Any, *, is_plain: bool) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            known = self._tape.values.get(id(leaf))
+            return _looks(leaf if known is None else known.fake)
+        if isinstance(leaf, torch.device):
+            return str(leaf)
+        scalar = scalar_of(leaf)
+        if scalar is None:
+            return leaf
+        # Where an operator wants a plain number it gets today's value, guarded.
+        return guarded_value(leaf) if is_plain else scalar.node
+
+
+def _looks(fake: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(fake.shape), tuple(fake.stride()), fake.dtype, str(fake.device)

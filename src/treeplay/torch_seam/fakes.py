@@ -33,8 +33,9 @@ fake_tensor.log.addFilter(lambda _: not _is_quiet.get())
 def hold_device_guard() -> None:
     """Have torch's stand-in for the devices of a CUDA build without a device live as long as the process.
 
-    The first fake mode that is entered makes it, an object of the thread that enters, and all threads use it from then on: after
-    the end of that thread the next mode reads memory that is freed, and the process dies. So a thread that does not end makes it.
+    The first fake mode that is entered makes it, an object of the thread that enters, and all threads use it from then on:
+    after the end of that thread the next mode reads memory that is freed, and the process dies. So a thread that does not end
+    makes it.
     """
     make = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if make is None or not torch.backends.cuda.is_built() or torch.cuda.is_available():
@@ -76,6 +77,13 @@ def rule_of(mode: FakeTensorMode, args: Any, kwargs: Any) -> Iterator[None]:
         kept = fake_tensor.disable_fake_tensor_cache(mode)
     with kept, mode, rules_fail_quietly():
         yield
+
+
+def ask_rules_anew(mode: FakeTensorMode | None) -> None:
+    """From here on, no rule's answer to a question like one before is taken for an answer: what it is taken by tells shapes and
+    the like, and not whether a tensor is zeros without memory."""
+    if mode is not None:
+        mode.cache_enabled = False
 
 
 @contextlib.contextmanager

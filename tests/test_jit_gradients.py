@@ -83,6 +83,33 @@ def test_operators_serve_until_inductor_has_compiled_both_directions() -> None:
     assert pair.jitted.statistics().replays == 5
 
 
+class Scaled(nn.Module):
+    """Scores and a loss of their transpose: the scale's gradient is a sum in the order in which that of the scores lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weigh = nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.weigh(x) * self.scale.exp()
+        return nn.functional.cross_entropy(scores.t(), torch.arange(4)), scores
+
+
+def test_a_gradient_is_summed_in_eagers_order_where_another_result_has_none() -> None:
+    torch.manual_seed(1)
+    eager = Scaled()
+    model = copy.deepcopy(eager)
+    program = jit(model)
+    for _ in range(20):
+        x = torch.randn(4, 8)
+        for each, call in ((eager, eager), (model, program)):
+            each.zero_grad()
+            call(x)[0].backward()
+        assert torch.equal(model.scale.grad, eager.scale.grad)
+    assert program.statistics().replays == 19
+
+
 @pytest.mark.parametrize(
     "options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=["three layers", "both directions"]
 )

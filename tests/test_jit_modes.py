@@ -267,11 +267,14 @@ def test_function_transforms_inside_the_program_are_recorded(transformed: Any) -
     assert jitted.statistics().replays == 3
 
 
-def test_forward_mode_is_refused_by_its_name() -> None:
-    jitted = jit(lambda x: torch.func.jvp(torch.sin, (x,), (x,)))
-    jitted(torch.ones(2))
-    with pytest.raises(treeplay.Refusal, match="forward-mode"):
-        jitted(torch.ones(2))
+def test_forward_mode_inside_the_program_is_recorded() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.func.jvp(lambda x: (x * 3).sin(), (x,), (x - 1,))  # type: ignore[no-any-return]
+
+    jitted = jit(program)
+    for factor in (2.0, -3.0, 0.5):
+        assert_same(jitted(torch.ones(2) * factor), program(torch.ones(2) * factor))
+    assert jitted.statistics().replays == 2
 
 
 def test_vmap_and_grad_inside_the_program_are_recorded_or_refused() -> None:

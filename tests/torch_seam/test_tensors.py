@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,3 +93,23 @@ def test_an_operator_whose_method_is_replaced_is_refused_where_the_caller_differ
     step(torch.ones(3))
     with pytest.raises(Refusal, match=r"torch\.Tensor\.mul"):
         step(torch.ones(3))
+
+
+def test_zeros_without_memory_are_known_and_so_are_fakes_of_them_and_views() -> None:
+    make = torch.ops.aten._efficientzerotensor.default
+    zeros = make([3, 2])
+    assert (
+        tensors.is_known_zero(zeros)
+        and tensors.is_known_zero(zeros.t())
+        and not tensors.is_known_zero(torch.zeros(3, 2))
+    )
+    assert tensors.is_known_zero(zeros * float("inf")) and not tensors.is_known_zero(zeros.clone())
+    with FakeTensorMode():
+        fake = make([3, 2])
+        assert tensors.is_known_zero(fake) and tensors.is_known_zero(fake.t()) and tensors.is_known_zero(fake.view(6))
+
+
+def test_a_view_of_a_fake_of_zeros_without_memory_is_made_by_torch_alone() -> None:
+    with FakeTensorMode():
+        fake = torch.ops.aten._efficientzerotensor.default([3, 2])
+        assert type(fake.view(6)) is torch.Tensor and type(fake.t()) is FakeTensor

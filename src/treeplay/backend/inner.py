@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.metadata import data_as_fakes, mode_of, views_as_reshapes
+from treeplay.backend.metadata import data_as_fakes, mode_of
 from treeplay.backend.options import Options
 from treeplay.backend.strides import check_symbolic_strides, noted_strides, visible_strides, with_strides
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
@@ -117,7 +117,8 @@ def without_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             module.graph.output_node().replace_input_with(node, apart)
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
-            views_as_reshapes(part)
+            fx.views_as_reshapes(part.graph)
+            part.recompile()
     return module
 
 

@@ -12,8 +12,10 @@ import torch.fx
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.fakes import FakeTensorMode
+from treeplay.torch_seam.fx import views_as_reshapes
 from treeplay.torch_seam.symbols import example_of
 from treeplay.values.spec import TensorSpec
+from treeplay.wrap.aot.compilers import LIES_ANEW
 
 
 def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode:
@@ -27,22 +29,16 @@ def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMo
 
 
 def refresh_layout(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Note anew what a graph yields where an input lies in memory in another way than when it was traced.
+    """Note anew what a graph yields where an input, or what a sum was before, lies otherwise than when it was traced.
 
     A view that was possible then may now need a copy, so views become reshapes, which know."""
     nodes = module.graph.find_nodes(op="placeholder")
-    if all(_lie_alike(node.meta.get("val"), value) for node, value in zip(nodes, inputs, strict=True)):
+    lie_alike = all(_lie_alike(node.meta.get("val"), value) for node, value in zip(nodes, inputs, strict=True))
+    if lie_alike and LIES_ANEW not in module.graph.output_node().meta:
         return
-    views_as_reshapes(module)
-    refresh(module, inputs)
-
-
-def views_as_reshapes(module: torch.fx.GraphModule) -> None:
-    """Write the views of a functional graph, to which nothing writes, as reshapes."""
-    for target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
-        for node in module.graph.find_nodes(op="call_function", target=target):
-            node.target = torch.ops.aten.reshape.default
+    views_as_reshapes(module.graph)
     module.recompile()
+    refresh(module, inputs)
 
 
 def _lie_alike(one: Any, other: Any) -> bool:

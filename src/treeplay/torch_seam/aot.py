@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,9 +121,13 @@ def _trace(
     *,
     writes_arguments: bool,
 ) -> Traced:
-    joint = aot_export_joint_with_descriptors(
-        stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_arguments
-    )
+    with warnings.catch_warnings():
+        # Torch traces under anomaly detection of its own, which tells of each backward that cannot be traced.
+        for told in ("Error detected in", r"\s*Previous calculation was induced by"):
+            warnings.filterwarnings("ignore", told, UserWarning)
+        joint = aot_export_joint_with_descriptors(
+            stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_arguments
+        )
     state, capture = joint._aot_state, joint._aot_graph_capture
     if capture.maybe_subclass_meta is not None:
         _refuse_reshaped_wrappers(state.fw_metadata)

@@ -79,6 +79,13 @@ def rule_of(mode: FakeTensorMode, args: Any, kwargs: Any) -> Iterator[None]:
         yield
 
 
+def ask_rules_anew(mode: FakeTensorMode | None) -> None:
+    """From here on, no rule's answer to a question like one before is taken for an answer: what it is taken by tells shapes and
+    the like, and not whether a tensor is zeros without memory."""
+    if mode is not None:
+        mode.cache_enabled = False
+
+
 @contextlib.contextmanager
 def rules_fail_quietly() -> Iterator[None]:
     """The block, in this thread, in which torch logs no traceback where a rule for operators on fakes raises."""

@@ -89,6 +89,13 @@ def is_view(node: Any) -> bool:
     return node.target in _VIEWS or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
+def views_as_reshapes(graph: torch.fx.Graph) -> None:
+    """Write the views of a functional graph, to which nothing writes, as reshapes: these copy where no view is possible."""
+    for target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            node.target = torch.ops.aten.reshape.default
+
+
 def base_node(node: torch.fx.Node) -> torch.fx.Node:
     """The node in whose memory the value of `node` lies."""
     while is_view(node) and isinstance(node.args[0], torch.fx.Node):

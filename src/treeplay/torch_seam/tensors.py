@@ -74,6 +74,11 @@ def unusual(tensor: torch.Tensor) -> str | None:
     return "quantized tensor" if tensor.is_quantized else None
 
 
+def is_known_zero(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is zeros without memory, as forward-mode derivatives make them."""
+    return bool(torch._is_zerotensor(tensor))
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's storage while it is alive."""
     return int(tensor.untyped_storage()._cdata)

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from treeplay.errors import Refusal
 from treeplay.torch_seam.modes import is_untraced
 from treeplay.torch_seam.schemas import leaves_of
+from treeplay.torch_seam.tensors import is_known_zero
 
 _ASKED = frozenset(
     ["__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"]
@@ -27,7 +28,7 @@ class SavedOnly(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name not in _ASKED and any(map(is_untraced, leaves_of((args, kwargs)))):
+        if name not in _ASKED and any(map(_may_change, leaves_of((args, kwargs)))):
             raise self._refuse(
                 name,
                 "computes, in a backward that the caller runs, with a tensor that is not saved for it",
@@ -35,3 +36,9 @@ class SavedOnly(TorchFunctionMode):
                 "of the program",
             )
         return func(*args, **kwargs)
+
+
+def _may_change(value: Any) -> bool:
+    """Whether nothing stands in for a tensor that holds something. Zeros without memory hold nothing, nor does what torch asks
+    for the shape of a product with them."""
+    return is_untraced(value) and value.device.type != "meta" and not is_known_zero(value)

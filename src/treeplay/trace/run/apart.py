@@ -21,10 +21,10 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.torch_seam.casts import is_cast_inside, note_casts
-from treeplay.torch_seam.fakes import device_of
+from treeplay.torch_seam.fakes import ask_rules_anew, device_of, fake_mode_of
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.operators import by_others, is_by_others_alone, is_made_of_others, operator_name
-from treeplay.torch_seam.schemas import leaves_of, returns_view
+from treeplay.torch_seam.schemas import MAKES_ZEROS, leaves_of, returns_view
 
 
 def taken_apart(mode: TorchDispatchMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -54,6 +54,8 @@ class TakesApart(TorchDispatchMode):
         note_casts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is MAKES_ZEROS:
+            ask_rules_anew(fake_mode_of(()))
         if not is_cast_inside(func):
             return func(*args, **(kwargs or {}))
         if (unfit := why_not_taken_apart(func)) is not None:

@@ -52,8 +52,13 @@ class OnFakes:
         asked = question(func, asked_of(func, args), kwargs) if self._answers else None
         return self._answers.get(asked) if asked is not None else None
 
-    def run(self, func: Any, args: Any, kwargs: Any, told: Answer | None, where: Location | None) -> Any:
-        """The results of an operator on fakes; `told` is how they lay in the first run, if that is known."""
+    def run(
+        self, func: Any, args: Any, kwargs: Any, told: Answer | None, where: Location | None, *, by_rule: bool = False
+    ) -> Any:
+        """The results of an operator on fakes; `told` is how they lay in the first run, if that is known. `by_rule`: as torch's
+        rule makes them, which knows of what else they are than shapes."""
+        if by_rule:
+            return run_on_fakes(self._tape, func, args, kwargs, where)
         if told is not None and self._is_enough(func, args, kwargs, told):
             return self._made(told, args)
         out = self._by_hand(func, args, kwargs)

@@ -30,8 +30,6 @@ from treeplay.values.spec import TensorSpec
 
 MOST_NUMBERS = 64  # of a constant that a log shows, or that is made of numbers which vary
 KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
-# What `make_dual` asks first; neither can run on fakes.
-_FORWARD_MODE = frozenset({torch.ops.aten.is_same_size.default, torch.ops.aten._make_dual.default})
 _INSTEAD = {"_nested_tensor_from_mask_left_aligned": "make the nn.TransformerEncoder with enable_nested_tensor=False"}
 
 
@@ -248,7 +246,7 @@ class TraceTape:
 
 def why_not_followed(func: Any) -> tuple[str, str] | None:
     """Why no trace follows an operator, and what to do instead."""
-    if func in _FORWARD_MODE:
+    if func is torch.ops.aten._make_dual.default:
         return "starts forward-mode derivatives", "use reverse mode: torch.func.vjp or jacrev"
     if isinstance(func, HigherOrderOperator):
         why = "takes functions, which a trace does not follow"

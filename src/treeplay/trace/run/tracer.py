@@ -28,6 +28,7 @@ from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, f
 from treeplay.torch_seam.schemas import (
     KEEPS_FOR_BACKWARD,
     LIFTS,
+    MAKES_ZEROS,
     draws,
     is_foreach_write,
     leaves_of,
@@ -54,6 +55,7 @@ from treeplay.trace.run.on_fakes import OnFakes
 from treeplay.trace.run.positions import INSTEAD
 from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, RecurrentPiece, as_recorded
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed, why_unknown
+from treeplay.trace.run.zeros import KnownZeros
 from treeplay.trace.training.fused import torchs_own, with_numbers_decided
 from treeplay.values.location import Location
 
@@ -93,6 +95,7 @@ class Tracer(TorchDispatchMode):
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
         self._on_fakes = OnFakes(self.tape, layouts)
+        self._zeros = KnownZeros(self.tape, is_known)
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
@@ -129,8 +132,10 @@ class Tracer(TorchDispatchMode):
         if (out := taken_apart(self, func, args, kwargs)) is not NotImplemented:
             return out
         args = as_recorded(func, args, self.recurrent.piece)
-        kwargs = with_numbers_decided(func, args, kwargs)
+        kwargs = self._zeros.on_their_device(func, with_numbers_decided(func, args, kwargs))
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
+        if (out := self._zeros.asked(func, args, kwargs)) is not NotImplemented:
+            return out
         draw = None
         if draws(func, args, kwargs):
             func, args, kwargs, draw = self._draws.begin(func, args, kwargs, where)
@@ -140,6 +145,7 @@ class Tracer(TorchDispatchMode):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
         # By the operator that the program called: the eager run has logged no other.
+        has_zeros = self._zeros.are_in(func, args, kwargs)
         told = self._on_fakes.foretold(func, args, kwargs)
         # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
         is_untold = func is not aten.instance_norm.default and bool(written_untold(func, args, kwargs))
@@ -150,8 +156,8 @@ class Tracer(TorchDispatchMode):
         # Before `_to_fake`: it makes the fake of a tensor that is met for the first time.
         node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
-        out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)
-        node = self.tape.call(func, node_args, node_kwargs, where=where)
+        out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where, by_rule=has_zeros)
+        node = self.tape.call(aten.zeros.default if func is MAKES_ZEROS else func, node_args, node_kwargs, where=where)
         if func in KEEPS_FOR_BACKWARD:
             node.meta["is_keeping"] = torch.is_grad_enabled()
         self._note_writes(func, args, kwargs, where, is_untold=is_untold)
@@ -247,8 +253,7 @@ class Tracer(TorchDispatchMode):
         tensor = args[0]
         is_number = func is aten._local_scalar_dense.default and tensor.dtype.is_floating_point
         if is_number and (id(tensor) in self.host_scalars or innermost_is_optimizer()):
-            value = self._value(tensor, func, where)
-            node = self.tape.call(func, (value.node,), where=where)
+            node = self.tape.call(func, (self._value(tensor, func, where).node,), where=where)
             # A placeholder: a number without `text` has no value, and raises where Python asks for it.
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         if (known := answer_of_constants(self.tape, func, args)) is not None:

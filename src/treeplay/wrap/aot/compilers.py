@@ -24,6 +24,9 @@ INNER = "treeplay_inner"
 """Under this name the output node of a forward notes the first of the results that only its backward sees, and the end of
 them. What is compiled may give these in one block, with a `SavedLayout` as the last of its results."""
 
+LIES_ANEW = "treeplay_lies_anew"
+"""Under this name the output node of a backward notes that what its nodes give may lie in memory in another way than noted."""
+
 
 @dataclass(frozen=True, slots=True)
 class DirectCall:

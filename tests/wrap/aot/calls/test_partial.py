@@ -67,6 +67,21 @@ def test_what_takes_several_is_given_zeros_and_not_zero_times_infinity() -> None
     assert torch.equal(of_saved, VALUES[0].exp())
 
 
+def turned_in_a_sum(call: Any, a: Any, b: Any, g0: Any, g1: Any) -> list[Any]:
+    """g1 + (g0ᵀ · aᵀ)ᵀ as one row; the second part lies column by column, the sum row by row."""
+    product = call(aten.mul.Tensor, tuple(call(aten.t.default, (each,)) for each in (g0, a)))
+    rows = call(aten.clone.default, (product,), {"memory_format": torch.contiguous_format})
+    columns = call(aten.t.default, (rows,))
+    return [call(aten.view.default, (call(aten.add.Tensor, (g1, columns)), [6]))]
+
+
+def test_a_part_that_lies_otherwise_than_the_sum_stays_as_it_lies_and_a_view_of_it_is_possible() -> None:
+    module, _ = without_gradients(graph_of(turned_in_a_sum), 2, (1,))
+    (row,) = module(VALUES[0], GRADIENT)
+    assert torch.equal(row, (GRADIENT * VALUES[0]).flatten())
+    assert aten.add.Tensor not in [node.target for node in module.graph.nodes]
+
+
 @pytest.mark.parametrize("make", [sums, joined])
 def test_with_all_gradients_it_is_the_same(make: Any) -> None:
     whole = graph_of(make)

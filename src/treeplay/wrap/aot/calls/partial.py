@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.torch_seam.fx import lazy_module
+from treeplay.torch_seam.fx import lazy_module, views_as_reshapes
+from treeplay.wrap.aot.compilers import LIES_ANEW
 from treeplay.wrap.aot.plan.facts import BackwardGroup
 from treeplay.wrap.aot.tracing.custom_backwards import acting
 
@@ -46,6 +47,8 @@ def without_gradients(
         # With all gradients, the call passes all values: inputs that nothing uses stay.
         if not node.users and node not in kept and node.op != "output" and (missing or node.op != "placeholder"):
             graph.erase_node(node)
+    if LIES_ANEW in graph.output_node().meta:
+        views_as_reshapes(graph)
     left = set(graph.find_nodes(op="placeholder"))
     return lazy_module(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
 
@@ -95,6 +98,9 @@ def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.
     if node.target is aten.add.Tensor and not node.kwargs:
         parts = [part for part in node.args if part not in zeros]
         if len(parts) == 1 and isinstance(parts[0], torch.fx.Node) and _is_like(parts[0], node):
+            if parts[0].meta["val"].stride() != node.meta["val"].stride():
+                # Eager sums up what follows in the order in which the part lies, and so does what is made of this graph.
+                graph.output_node().meta[LIES_ANEW] = True
             node.replace_all_uses_with(parts[0])
             return
     with graph.inserting_before(node):
@@ -105,7 +111,7 @@ def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.
 
 def _is_like(one: torch.fx.Node, other: torch.fx.Node) -> bool:
     a, b = one.meta["val"], other.meta["val"]
-    return (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+    return bool((a.shape, a.dtype) == (b.shape, b.dtype))
 
 
 def _zero(graph: torch.fx.Graph, value: torch.Tensor) -> torch.fx.Node:

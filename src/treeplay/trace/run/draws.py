@@ -1,7 +1,9 @@
-"""SequenceOfDraws that a program makes once more, from a state of the generator that it has put back, as `checkpoint` does.
+"""Draws that a program makes once more, from a state of the generator that it has put back, as `checkpoint` does.
 
     state = get_rng_state()      noise.bernoulli_(0.5)   ─▶  bernoulli_(noise), kept = clone(noise)
     set_rng_state(state)         again.bernoulli_(0.5)   ─▶  copy_(again, kept)
+
+On a GPU, dropout is one operator: once more, it drops from what it is given then by the mask of before.
 
 A recording puts back no generator. Where the program draws from a state from which it has drawn before in this run, the numbers
 are those that were drawn then, if operator, shapes, types and the numbers that it is given are the same. In the state that the
@@ -10,6 +12,7 @@ last new draw has left, a draw is a new one.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +66,9 @@ MAKES = frozenset(
     )
 )
 """Operators that make a tensor of random numbers, for which the values of no tensor count."""
+_DROPS, _CLONE = aten.native_dropout.default, aten.clone.default
+_ON_A_GPU = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_FLOAT = struct.Struct("f")
 _INSTEAD = (
     "in `checkpoint`, pass preserve_rng_state=False if other numbers will do; or have the caller run the backward"
 )
@@ -70,7 +76,8 @@ _INSTEAD = (
 
 @dataclass(slots=True)
 class _Drawn:
-    """A draw of the run: the operator, what it was given, the seed that marks the state after it, and where its numbers are."""
+    """A draw of the run: the operator, what it was given, the seed that marks the state after it, and where its numbers are,
+    which of dropout are its mask."""
 
     func: Any
     given: tuple[Any, ...]
@@ -105,28 +112,36 @@ class SequenceOfDraws:
             self._tape.drawn_again = self._tape.drawn_again or (spoken_name(func), where)
         self._tape.generators[address_of(generator)] = generator
         at = address_of(generator), generator.initial_seed()
+        given = self._given(func, (args, kwargs))
         if self._generators.was_set(generator):
-            return *self._repeated(generator, at, func, (args, kwargs), where), None
+            kept = self._repeated(generator, at, func, given, where)
+            if func is _DROPS:
+                return aten.native_dropout_backward.default, (args[0], kept, _scale(given)), {}, kept
+            return (aten.copy_.default, (args[0], kept), {}, None) if func in FILLS else (_CLONE, (kept,), {}, None)
         self._generators.draw(generator)
         self._drawn[at] = None
         after = generator.initial_seed()
-        return func, args, kwargs, (at, after, func, self._given(func, (args, kwargs)))
+        return func, args, kwargs, (at, after, func, given)
 
-    def end(self, draw: Any, node: torch.fx.Node, result: Any) -> None:
-        """A new draw has become a node of the graph, and gave `result`."""
+    def end(self, draw: Any, node: torch.fx.Node, result: Any) -> Any:
+        """What the program gets for a draw that has become a node of the graph, and gave `result`."""
+        if isinstance(draw, torch.Tensor):  # the mask of before
+            return result, self._copy(_looks(draw), self._tape.values[id(draw)].node, node)
         at, after, func, given = draw
-        if self._generators.is_marking and func in FILLS | MAKES:
-            value = self._tape.values[id(result)]
-            self._drawn[at] = _Drawn(func, given, after, node, _looks(value.fake), value)
+        if self._generators.is_marking and _may_repeat(func, given):
+            value = self._tape.values[id(result[1] if func is _DROPS else result)]
+            behind = value.node if func is _DROPS else node
+            self._drawn[at] = _Drawn(func, given, after, behind, _looks(value.fake), value)
+        return result
 
     def forget(self) -> None:
         """Drop every tensor."""
         self._drawn.clear()
 
     def _repeated(
-        self, generator: torch.Generator, at: tuple[int, int], func: Any, arguments: Any, where: Location | None
-    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The operator that gives what was drawn from this state before, in place of one that would draw it again."""
+        self, generator: torch.Generator, at: tuple[int, int], func: Any, given: tuple[Any, ...], where: Location | None
+    ) -> torch.Tensor:
+        """A copy of what was drawn from this state before, by an operator that would draw it again."""
         if at not in self._drawn:
             raise self._tape.refuse(
                 spoken_name(func),
@@ -135,7 +150,7 @@ class SequenceOfDraws:
                 "seed outside of the program; a state that the program puts back must be one that it has read in this call",
                 where,
             )
-        if func not in FILLS | MAKES:
+        if not _may_repeat(func, given):
             raise self._tape.refuse(
                 spoken_name(func),
                 "draws once more from an earlier state of the generator that the program has put back, as `checkpoint` does, "
@@ -144,7 +159,7 @@ class SequenceOfDraws:
                 where,
             )
         earlier = self._drawn[at]
-        if earlier is None or earlier.func is not func or not is_same(earlier.given, self._given(func, arguments)):
+        if earlier is None or earlier.func is not func or not is_same(earlier.given, given):
             raise self._tape.refuse(
                 spoken_name(func),
                 "draws from an earlier state of the generator that the program has put back, from which it has drawn something "
@@ -154,19 +169,21 @@ class SequenceOfDraws:
             )
         self._generators.go_on(generator, earlier.after)
         self._tape.repeated = self._tape.repeated or (spoken_name(func), where)
-        kept = self._kept(earlier)
-        return (aten.copy_.default, (arguments[0][0], kept), {}) if func in FILLS else (aten.clone.default, (kept,), {})
+        return self._kept(earlier)
 
     def _kept(self, earlier: _Drawn) -> torch.Tensor:
         """A copy of what was drawn then, made at once: the program may have overwritten it since."""
         if earlier.kept is None:
-            with self._tape.graph.inserting_after(earlier.node):
-                copy = self._tape.call(aten.clone.default, (earlier.value.node,), where=earlier.node.meta["where"])
-            shape, stride, dtype, device = earlier.looks
-            with self._tape.fake_mode, torch.no_grad():
-                fake = aten.clone.default(torch.empty_strided(shape, stride, dtype=dtype, device=device))
-            earlier.kept = self._tape.add_tensor(fake, copy, {})
+            earlier.kept = self._copy(earlier.looks, earlier.value.node, earlier.node)
         return earlier.kept
+
+    def _copy(self, looks: tuple[Any, ...], node: torch.fx.Node, after: torch.fx.Node) -> torch.Tensor:
+        with self._tape.graph.inserting_after(after):
+            copy = self._tape.call(_CLONE, (node,), where=after.meta["where"])
+        shape, stride, dtype, device = looks
+        with self._tape.fake_mode, torch.no_grad():
+            fake = _CLONE(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+        return self._tape.add_tensor(fake, copy, {})
 
     def _given(self, func: Any, arguments: Any) -> tuple[Any, ...]:
         """What the numbers follow from besides the state: how the tensors lie that an operator is given, and all else."""
@@ -184,6 +201,22 @@ class SequenceOfDraws:
             return leaf
         # Where an operator wants a plain number it gets today's value, guarded.
         return guarded_value(leaf) if is_plain else scalar.node
+
+
+def _may_repeat(func: Any, given: tuple[Any, ...]) -> bool:
+    """Whether what an operator draws follows from the state and from what `SequenceOfDraws` compares."""
+    if func is not _DROPS:
+        return func in FILLS | MAKES
+    (_, _, dtype, device), p = given[1][:2]
+    # Of others, torch computes the result in another way, which a backward does not repeat to the last bit.
+    return device.startswith("cuda") and dtype in _ON_A_GPU and isinstance(p, float) and 0 < p < 1
+
+
+def _scale(given: tuple[Any, ...]) -> float:
+    """By what dropout's kernel multiplies what it keeps: the probability is a number of the type that it computes in."""
+    (_, _, dtype, _), p = given[1][:2]
+    (rounded,) = _FLOAT.unpack(_FLOAT.pack(1.0 - p))
+    return 1.0 / float(1.0 - p if dtype is torch.float64 else rounded)
 
 
 def _looks(fake: torch.Tensor) -> tuple[Any, ...]:

@@ -165,9 +165,7 @@ class Tracer(TorchDispatchMode):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
         result = self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
-        if draw is not None:
-            self._draws.end(draw, node, result)
-        return result
+        return result if draw is None else self._draws.end(draw, node, result)
 
     def _settle(self, func: Any, args: Any, kwargs: Any, told: Answer | None) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""

@@ -6,7 +6,7 @@ import contextlib
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.fx
 from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.errors import Refusal
-from treeplay.observe.lines import user_location
+from treeplay.observe.lines import is_user_file, user_location
 from treeplay.torch_seam.autograd import shares_version
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.layers import is_parametrized_cache
@@ -90,6 +90,9 @@ class TraceTape:
     ) -> Refusal:
         """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
         where = where or self.home or user_location()
+        is_in_library = where is not None and where.called_from is None and not is_user_file(where.file)
+        if is_in_library and where is not None and self.home is not None and is_user_file(self.home.file):
+            where = replace(where, called_from=self.home)  # the run is over: no line of the program's is running
         reason = Reason(op=op, why=why, advice=advice, where=where, may_pass=may_pass)
         if self.refusal is None:
             self.refusal = reason

@@ -34,7 +34,7 @@ def forget_cached(tape: TraceTape) -> None:
     if tape.leaked():
         _let_frames_go(sys.exception())
     if tape.leaked():
-        tape.was_cached |= _forget_in_functions(tape.is_own)
+        tape.was_cached += _forget_in_functions(tape.is_own)
 
 
 def _let_frames_go(error: BaseException | None) -> None:
@@ -49,14 +49,14 @@ def _let_frames_go(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _forget_in_functions(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
-    """Whether there was a function to forget something."""
-    is_any = False
+def _forget_in_functions(is_of_trace: Callable[[torch.Tensor], bool]) -> list[Any]:
+    """The functions that had something to forget."""
+    found = []
     # All of them: a library's function is called by code that no survey reads.
     for function in [value for value in gc.get_objects() if type(value) is _CACHING]:
         if not any(_holds(value, is_of_trace, _DEEPEST) for value in results_in(function)):
             continue
-        is_any = True
+        found.append(function)
         if function.cache_parameters()["maxsize"] is not None:
             # Its entries are linked outside of Python, and none can be taken out alone. It may drop any of them by itself.
             function.cache_clear()
@@ -64,7 +64,7 @@ def _forget_in_functions(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
         entries = table_of_cache(function) or {}
         for key in [key for key, value in [*entries.items()] if _holds(value, is_of_trace, _DEEPEST)]:
             entries.pop(key, None)
-    return is_any
+    return found
 
 
 def forget_in_tables(kept: Sequence[torch.Tensor]) -> None:

@@ -72,7 +72,7 @@ class TraceTape:
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones
-        self.was_cached = False  # a function has kept a tensor of the trace, and has forgotten it since
+        self.was_cached: list[Any] = []  # functions that have kept a tensor of the trace, and have forgotten it since
         self.uses_backward = False
         self.fills_gradients = False  # by a backward that adds to `.grad`
         self.home: Location | None = None  # of the program as a whole, once it has run

@@ -13,6 +13,7 @@ from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
+from treeplay.guards.patterns import Pattern, Together
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import unusual
@@ -40,6 +41,7 @@ class Dependencies:
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.containers: dict[int, ContainerGuard] = {}
         self._elsewhere = Elsewhere(frozenset(), {})
+        self.together = Together(())  # all slots with more than a tensor in them
         self.twice: Set[int] = frozenset()  # what was met in more than one place, by `id`
         self.orders: dict[
             type, tuple[type, ...]
@@ -56,15 +58,23 @@ class Dependencies:
         return (*self.tables, *self.items, *self.members)
 
     def free(
-        self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]], numbers: Iterable[Place] = ()
+        self,
+        spots: Iterable[tuple[int, Any]],
+        written: Iterable[tuple[int, Any]],
+        numbers: Iterable[Place] = (),
+        *,
+        opened: Iterable[Any] = (),
+        inputs: Set[int] = frozenset(),
     ) -> None:
         """Leave out what the warm call reads anew and checks by itself, `numbers` within containers too, and be generous where
-        a replay writes itself.
+        a replay writes itself: of records that are `opened`, what they hold counts. `inputs`: tensors, by their `id`.
 
         A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
         """
         own, slots, ways = set(spots), set(written), _ways_to(numbers)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
+        opened = [*opened]
+        self._leave_to_slots(opened)
         staying = self._values_that_stay(slots)
         read = frozenset(
             {
@@ -73,7 +83,15 @@ class Dependencies:
             }
         )
         written_into = {holder for holder, _ in slots}
-        self._elsewhere = elsewhere = Elsewhere(read, {value: value in written_into for value in staying})
+        self._elsewhere = elsewhere = Elsewhere(
+            read,
+            {value: value in written_into for value in staying},
+            frozenset(map(id, opened)),
+            frozenset(id(value) for value, _, _ in self.kinds),
+            inputs,
+            has_weak=bool(self.references),
+        )
+        patterns: list[tuple[Callable[[], Any], Pattern]] = []
         guard: ContainerGuard
         for guard in (*self.tables, *self.items):
             keys = keys_of(guard)
@@ -86,12 +104,29 @@ class Dependencies:
             }
             guard.elsewhere = elsewhere
             guard.ways = {key: ways[here, hashed(key)] for key in keys if (here, hashed(key)) in ways} if ways else {}
+            guard.slots = {
+                key: Pattern(guard.recorded[key], elsewhere, guard.ways.get(key, NO_WAYS)) for key in guard.written
+            }
+            patterns += [(functools.partial(guard.content_at, key), pattern) for key, pattern in guard.slots.items()]
             guard.is_steady = not guard.written  # each replay changes it
         for asked in self.asked:
             asked.is_free = asked.spot in own and id(asked.recorded) not in keys_of_tables
             asked.ways = ways.get(asked.spot, NO_WAYS) if asked.spot is not None else NO_WAYS
             if asked.spot in slots and id(asked.recorded) not in staying:
-                asked.elsewhere = elsewhere
+                asked.slot = Pattern(asked.recorded, elsewhere, asked.ways)
+                patterns.append((asked.ask, asked.slot))
+        self.together = Together([slot for slot in patterns if slot[1].may_be_shared])
+
+    def _leave_to_slots(self, opened: Iterable[Any]) -> None:
+        """Guard nothing of records that are in slots, where what is found is compared with what they held."""
+        known = {id(value) for record in opened for value in (record, table_of(record)) if value is not None}
+        if not known:
+            return
+        self.tables = [table for table in self.tables if id(table.holder) not in known]
+        self.asked = [asked for asked in self.asked if asked.spot is None or asked.spot[0] not in known]
+        self.kinds = [kind for kind in self.kinds if id(kind[0]) not in known]
+        self.attributes = [found for found in self.attributes if id(found[0]) not in known]
+        self.containers = {key: guard for key, guard in self.containers.items() if key not in known}
 
     def let_go(self, tensors: Iterable[int]) -> None:
         """Forget tensors that others took the place of, by their `id`, which any new object may have from now on."""
@@ -161,7 +196,7 @@ class Dependencies:
             for key in keys_of(guard)
             if guard.is_steady or key not in guard.free | guard.written
         }
-        kept = (asked for asked in self.asked if not asked.is_free and asked.elsewhere is None)
+        kept = (asked for asked in self.asked if not asked.is_free and asked.slot is None)
         return found | {asked.spot for asked in kept if asked.spot is not None}
 
     def differing_objects(self) -> Iterator[Mismatch]:
@@ -182,6 +217,7 @@ class Dependencies:
             found.clear()
         self.kinds.clear()
         self.attributes.clear()
+        self.together = Together(())
         for by_object in (self.containers, self.tensors, self.orders):
             by_object.clear()
 

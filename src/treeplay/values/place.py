@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from treeplay.values.kinds import PLAIN
+from treeplay.values.kinds import PLAIN, table_of
+from treeplay.values.records import is_record
 
 
 class How(Enum):
@@ -28,6 +29,14 @@ class How(Enum):
     CELL = auto()  # parent.cell_contents
     GRAD = auto()  # parent.grad
     ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
+
+
+class Start(Enum):
+    """What the step to a place starts from on each call."""
+
+    FIXED = auto()  # the object that it started from when the place was seen, which must stay the same
+    PARENT = auto()  # the parent's value of the day
+    TABLE = auto()  # the dictionary of attributes of the record that is the parent's value of the day
 
 
 class NthKey(NamedTuple):
@@ -47,7 +56,7 @@ class Place:
     key: Any
     parent: Place | None
     label: str
-    _anew: bool | None = None
+    _start: Start | None = None
 
     @property
     def trail(self) -> Trail | None:
@@ -123,30 +132,42 @@ class Place:
                 raise AttributeError(f"{self.label} cannot be assigned")
 
     @property
-    def is_read_anew(self) -> bool:
-        """Whether the step starts from its parent's value of the day, not from an object that must stay the same.
+    def starts(self) -> Start:
+        """What the step starts from on each call.
 
         Decided when it is first asked, while the program is as it was traced.
         """
-        if self._anew is None:
-            object.__setattr__(self, "_anew", self._starts_from_its_parent())
-        return bool(self._anew)
+        if self._start is None:
+            object.__setattr__(self, "_start", self._found_start())
+        return self._start or Start.FIXED
 
-    def _starts_from_its_parent(self) -> bool:
+    @property
+    def is_read_anew(self) -> bool:
+        """Whether the step starts from its parent's value of the day, not from an object that must stay the same."""
+        return self.starts is not Start.FIXED
+
+    def _found_start(self) -> Start:
         if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
-            return False
-        return (
-            self.how is How.GRAD
-            or isinstance(self.holder, (list, tuple, deque))
-            or self.holder is self.parent.read_or(None)
-        )
+            return Start.FIXED
+        if self.how is How.GRAD or isinstance(self.holder, (list, tuple, deque)):
+            return Start.PARENT
+        value = self.parent.read_or(None)
+        if self.holder is value:
+            return Start.PARENT
+        is_in_table = self.how is How.ITEM and table_of(value) is self.holder and is_record(value)
+        return Start.TABLE if is_in_table else Start.FIXED
+
+    def start_in(self, value: Any) -> Any:
+        """What the step starts from where its parent's value is `value`."""
+        return (table_of(value) or {}) if self.starts is Start.TABLE else value
 
     def anew(self) -> Place:
         """The place as it is found now: its step starts from what there is today, where a container was replaced."""
         if self.parent is None or not self.is_read_anew:
             return self
-        parent = self.parent.anew()
-        return replace(self, holder=parent.read_or(self.holder), parent=parent)
+        parent, gone = self.parent.anew(), object()
+        value = parent.read_or(gone)
+        return replace(self, holder=self.holder if value is gone else self.start_in(value), parent=parent)
 
     @property
     def steps(self) -> Iterator[Place]:

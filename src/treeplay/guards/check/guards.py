@@ -141,7 +141,7 @@ class Guards:
                 yield found
         if not self.are_distinct(comparison.replaced):
             yield Mismatch("state", "different tensors", "one tensor in two places")
-        if not comparison.slots_are_apart():
+        if not comparison.slots_are_apart() or not dependencies.together():
             yield Mismatch("state", "different containers", "one container in two places")
         yield from self._attributes_of_state(comparison)
 
@@ -200,6 +200,8 @@ class Guards:
             yield from (guard, guard.recorded)
         yield from (*dependencies.kinds, *dependencies.attributes)
         yield from dependencies.asked
+        for _, pattern in dependencies.together.slots:
+            yield from pattern.parts
         if self._quick is not None:
             yield from self._quick.containers()
 

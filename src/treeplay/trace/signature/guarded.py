@@ -21,6 +21,7 @@ from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
+from treeplay.trace.signature.opened import opened_records
 from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
@@ -46,8 +47,15 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     # Before `free`, which looks at what this adds, too.
     dependencies.guard_the_way([*places, *written])
     dependencies.guard_the_way(returned, themselves=True)
-    dependencies.free(_spots(places), _spots(written), [number.place for number in run.numbers])
-    for tensor in (*run.call.tensors, *_state_in(signature)):
+    inputs = [*_state_in(signature)]
+    dependencies.free(
+        _spots(places),
+        _spots(written),
+        [number.place for number in run.numbers],
+        opened=opened_records(run, findings, written),
+        inputs={*map(id, inputs), *map(id, run.call.tensors)},
+    )
+    for tensor in (*run.call.tensors, *inputs):
         # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
     compared = _loosen(dependencies, run, signature)

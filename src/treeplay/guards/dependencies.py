@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from treeplay.guards.patterns import Pattern, Together
 from treeplay.observe.shown import shown
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import unusual
-from treeplay.values.kinds import builtin_of, table_of
+from treeplay.values.kinds import builtin_of, is_a, table_of
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_value
@@ -63,19 +64,24 @@ class Dependencies:
         written: Iterable[tuple[int, Any]],
         numbers: Iterable[Place] = (),
         *,
-        opened: Iterable[Any] = (),
+        within: Mapping[int, Any] = MappingProxyType({}),
         inputs: Set[int] = frozenset(),
     ) -> None:
         """Leave out what the warm call reads anew and checks by itself, `numbers` within containers too, and be generous where
-        a replay writes itself: of records that are `opened`, what they hold counts. `inputs`: tensors, by their `id`.
+        a replay writes itself. `within`: the containers in what is there, and the records of which what they hold counts, by
+        `id`. `inputs`: tensors, by `id`, too.
 
         A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
         """
         own, slots, ways = set(spots), set(written), _ways_to(numbers)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
-        opened = [*opened]
+        inside = dict(within)
+        staying = self._values_that_stay(slots, inside)
+        while not staying.isdisjoint(inside):  # what is in another place too, and so what is in it
+            inside = {key: value for key, value in inside.items() if key not in staying}
+            staying = self._values_that_stay(slots, inside)
+        opened = [value for value in inside.values() if not is_a(value, (list, tuple, dict))]
         self._leave_to_slots(opened)
-        staying = self._values_that_stay(slots)
         read = frozenset(
             {
                 *(id(table.holder) for table in self.tables),
@@ -157,18 +163,31 @@ class Dependencies:
             for key in guard.filled
         )
 
-    def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
-        """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may
-        be instead of such an object: the program may have put it from one place to the other, which was no change."""
+    def _values_that_stay(self, slots: set[tuple[int, Any]], inside: Mapping[int, Any]) -> set[int]:
+        """Objects that are in a place which no replay writes, by their `id`, but for places that are `inside` of what is in one
+        that a replay does write. There nothing else may be instead of such an object: the program may have put it from one
+        place to the other, which was no change."""
         if not slots:
             return set()
-        found = {
-            id(guard.recorded[key])
+        left = {*inside, *(id(table) for value in inside.values() if (table := table_of(value)) is not None)}
+        found = [
+            guard.recorded[key]
             for guard in (*self.tables, *self.items)
+            if id(guard.holder) not in left
             for key in keys_of(guard)
-            if (id(guard.holder), hashed(key)) not in slots and not is_value(guard.recorded[key])
-        }
-        return found | {id(one.recorded) for one in self.asked if one.spot not in slots and not is_value(one.recorded)}
+            if (id(guard.holder), hashed(key)) not in slots
+        ]
+        asked = (one for one in self.asked if one.spot not in slots and (one.spot is None or one.spot[0] not in left))
+        found += [one.recorded for one in asked]
+        for function in self.functions:
+            found += [*(function.defaults or ()), *(function.keywords or {}).values()]
+        stay: dict[int, Any] = {}
+        while found:  # a tuple is no place by itself
+            value = found.pop()
+            if id(value) not in stay and not is_value(value):
+                stay[id(value)] = value
+                found += tuple.__iter__(value) if is_a(value, tuple) else ()
+        return {*stay}
 
     def guard_the_way(self, places: Iterable[Place], *, themselves: bool = False) -> None:
         """Guard every step to `places` that nothing guards yet, and if so told the places `themselves`: a warm call goes this
@@ -181,7 +200,7 @@ class Dependencies:
             step = place if themselves else place.parent
             while step is not None:
                 spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
-                if spot is not None and spot not in known:
+                if spot is not None and spot not in known and not isinstance(step.holder, tuple):
                     known.add(spot)
                     asked = Asked(functools.partial(step.read_or, ABSENT), str(step), spot)
                     self.asked.append(asked)

@@ -69,7 +69,7 @@ class Pattern:
             held = dict(held_in_record(value))
             parts = [self._made(each, ways.get(name, NO_WAYS), inner) for name, each in held.items()]
             return _LikeRecord(type(value), [*held], parts, elsewhere)
-        if not is_a(value, (list, tuple, dict)):
+        if not is_a(value, (list, tuple, dict)) or (id(value) in elsewhere.staying and not is_a(value, tuple)):
             return _LikeItself(value, elsewhere)
         keys, values = _taken_apart(value)
         below = [ways.get(key, NO_WAYS) for key in (range(len(values)) if keys is None else keys)]

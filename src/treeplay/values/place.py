@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from treeplay.values.kinds import PLAIN, table_of
-from treeplay.values.records import is_record
+from treeplay.values.records import is_record, setter_of
 
 
 class How(Enum):
@@ -121,7 +121,7 @@ class Place:
             case How.ITEM:
                 self.holder[self.key] = value
             case How.ATTRIBUTE:
-                setattr(self.holder, self.key, value)
+                setter_of(self.holder)(self.holder, self.key, value)
             case How.SLOT:
                 self.key.__set__(self.holder, value)
             case How.CELL:

@@ -4,11 +4,11 @@ does for a tuple, where nobody asks which object it is."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from treeplay.values.flatten import container_base, may_open
-from treeplay.values.kinds import HEAP, is_hidden, slots_in, table_of
+from treeplay.values.kinds import HEAP, is_frozen, is_hidden, slots_in, table_of
 
 _OF_ANY_OBJECT = object.__basicsize__
 _WORD = 8
@@ -40,3 +40,8 @@ def held_in_record(record: Any) -> Iterator[tuple[str, Any]]:
                 yield name, vars(base)[name].__get__(record)
             except AttributeError:
                 continue
+
+
+def setter_of(holder: Any) -> Callable[[Any, str, Any], None]:
+    """What assigns an attribute of an object: of a frozen dataclass past its own method, which only raises."""
+    return object.__setattr__ if dataclasses.is_dataclass(type(holder)) and is_frozen(holder) else setattr

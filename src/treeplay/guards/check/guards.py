@@ -294,4 +294,4 @@ def _stays(place: Place, pinned: set[Any]) -> bool:
 
 def _spots_of(place: Place, but: How | None = None) -> set[tuple[int, Any] | None]:
     """The entries on the way to a place that may become others: not those of a tuple, which stays what it is where it is."""
-    return {spot_of(step) for step in place.steps if step.how is not but and type(step.holder) is not tuple}
+    return {spot_of(step) for step in place.steps if step.how is not but and not isinstance(step.holder, tuple)}

@@ -21,7 +21,7 @@ from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.signature.opened import opened_records
+from treeplay.trace.signature.opened import within_slots
 from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
@@ -52,7 +52,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
         _spots(places),
         _spots(written),
         [number.place for number in run.numbers],
-        opened=opened_records(run, findings, written),
+        within=within_slots(run, findings, written),
         inputs={*map(id, inputs), *map(id, run.call.tensors)},
     )
     for tensor in (*run.call.tensors, *inputs):

@@ -6,11 +6,9 @@ a hash that follows from where it lies, or by a weak reference. Where it may hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
-
-import torch
 
 from treeplay.guards.reads.names import globals_in
 from treeplay.guards.reads.reads import Reads
@@ -21,41 +19,44 @@ from treeplay.values.kinds import is_a, items
 from treeplay.values.place import Place
 from treeplay.values.records import held_in_record, is_record
 
+_CONTAINERS = (list, tuple, dict)
 
-def opened_records(run: TracedRun, findings: Findings, slots: Iterable[Place]) -> list[Any]:
-    """The records in `slots` that may be others with the like in them."""
+
+def within_slots(run: TracedRun, findings: Findings, slots: Iterable[Place]) -> dict[int, Any]:
+    """The containers in `slots` by their `id`, and the records that may be others with the like in them."""
     found: dict[int, Any] = {}
     for place in slots:
-        for record in _records_in(place.read_or(None), set()):
-            found[id(record)] = record
-    if not found or run.reads.code is None or any(map(_asks_for_addresses, run.reads.ran)):
-        return []
-    references = findings.dependencies.references
-    return [
-        record
-        for key, record in found.items()
-        if key not in findings.dependencies.twice
-        and key not in run.found.given
-        and not _may_be_hashed(type(record), run.reads, findings)
-        and not (references and any(reference() is record for reference in references))
-    ]
+        _add(place.read_or(None), found)
+    is_known = run.reads.code is not None and not any(map(_asks_for_addresses, run.reads.ran))
+    return {
+        key: value
+        for key, value in found.items()
+        if is_a(value, _CONTAINERS) or (is_known and _is_untold(value, run, findings))
+    }
 
 
-def _records_in(value: Any, seen: set[int]) -> Iterator[Any]:
-    if id(value) in seen or is_a(value, torch.Tensor):
+def _add(value: Any, found: dict[int, Any]) -> None:
+    """Take note of a container or record, and of those in it."""
+    is_container = is_a(value, _CONTAINERS)
+    if id(value) in found or not (is_container or is_record(value)):
         return
-    seen.add(id(value))
-    if is_a(value, (list, tuple)):
-        inside = items(value)
-    elif is_a(value, dict):
+    found[id(value)] = value
+    if is_a(value, dict):
         inside = [*dict.values(value)]
-    elif is_record(value):
-        yield value
-        inside = [held for _, held in held_in_record(value)]
     else:
-        return
+        inside = items(value) if is_container else [held for _, held in held_in_record(value)]
     for held in inside:
-        yield from _records_in(held, seen)
+        _add(held, found)
+
+
+def _is_untold(record: Any, run: TracedRun, findings: Findings) -> bool:
+    dependencies = findings.dependencies
+    return (
+        id(record) not in dependencies.twice
+        and id(record) not in run.found.given
+        and not _may_be_hashed(type(record), run.reads, findings)
+        and not any(reference() is record for reference in dependencies.references)
+    )
 
 
 def _asks_for_addresses(code: CodeType) -> bool:

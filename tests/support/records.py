@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +18,8 @@ from support import assert_same, jit
 Program = Callable[[Any, Tensor], Any]
 Change = Callable[[Any], Any]
 CALLS = 5
+_OTHERS = (FunctionType, weakref.ref, set, functools._lru_cache_wrapper)
+"""What is another object on each side."""
 
 
 class World:
@@ -27,7 +32,7 @@ class World:
 def parts_of(value: Any) -> Any:
     """A value with records, and the world, taken apart: the `==` of a record would be asked of tensors."""
     if isinstance(value, World):
-        return {name: parts_of(each) for name, each in vars(value).items()}
+        return {name: parts_of(each) for name, each in vars(value).items() if not isinstance(each, _OTHERS)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [
             type(value).__name__,
@@ -35,7 +40,11 @@ def parts_of(value: Any) -> Any:
             *(parts_of(each) for _, each in held(value)),
         ]
     if isinstance(value, dict):
-        return {key: parts_of(each) for key, each in value.items()}
+        return (
+            [*value.values()]
+            if any(map(dataclasses.is_dataclass, value))
+            else {k: parts_of(v) for k, v in value.items()}
+        )
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, *map(parts_of, value)]
     return value

@@ -92,21 +92,24 @@ class Place:
 
     def read(self) -> Any:
         """The value here now; raises KeyError, IndexError, AttributeError or ValueError if there is none."""
+        return self._read_in(self.holder)
+
+    def _read_in(self, holder: Any) -> Any:
         match self.how:
             case How.ROOT | How.ARGUMENT:
-                return self.holder
+                return holder
             case How.ITEM:
-                if isinstance(self.holder, dict) and self.key not in self.holder:
+                if isinstance(holder, dict) and self.key not in holder:
                     raise KeyError(self.key)  # a defaultdict would make one
-                return self.holder[self.key]
+                return holder[self.key]
             case How.ATTRIBUTE:
-                return getattr(self.holder, self.key)
+                return getattr(holder, self.key)
             case How.SLOT:
-                return self.key.__get__(self.holder)
+                return self.key.__get__(holder)
             case How.CELL:
-                return self.holder.cell_contents
+                return holder.cell_contents
             case How.GRAD:
-                return self.holder.grad
+                return holder.grad
 
     def read_or(self, default: Any) -> Any:
         """The value here now, or `default` if there is none."""
@@ -168,6 +171,12 @@ class Place:
         parent, gone = self.parent.anew(), object()
         value = parent.read_or(gone)
         return replace(self, holder=self.holder if value is gone else self.start_in(value), parent=parent)
+
+    def read_anew(self) -> Any:
+        """What a call finds here: `anew().read()`, in less time."""
+        if self.parent is None or not self.is_read_anew:
+            return self.read()
+        return self._read_in(self.start_in(self.parent.read_anew()))
 
     @property
     def steps(self) -> Iterator[Place]:

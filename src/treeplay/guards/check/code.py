@@ -235,6 +235,7 @@ def _tensors(
     if (
         may_move
         or dependencies.filled()
+        or dependencies.together.slots
         or any(guard.is_free or guard.slot is not None for guard in dependencies.asked)
     ):
         yield f"{text.constant(state_is_alike)}()"

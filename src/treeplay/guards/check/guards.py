@@ -74,7 +74,9 @@ class Guards:
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
         self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
         self._loose: list[int] = []  # state that may be replaced without another guard telling of it
-        self._read_anew: tuple[Place, ...] = ()  # places of state that `holds` does not imply to be as they were
+        self._read_anew: tuple[
+            Callable[[], Any], ...
+        ] = ()  # what reads state that `holds` does not imply to be as it was
         self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._filled: tuple[Callable[[], Any], ...] = ()  # what `Dependencies.filled` gave last
@@ -219,12 +221,12 @@ class Guards:
         attributes that are guarded.
 
         What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
-        found = [*(place.read_or(None) for place in self._read_anew), *(content() for content in self._filled)]
+        found = [*(read() for read in self._read_anew), *(content() for content in self._filled)]
         anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
             return False
         for at in self._loose:
-            found, before = self.places_of_inputs[at].read_or(None), self._state.get(at, 0)
+            found, before = self.places_of_inputs[at].read_anew(), self._state.get(at, 0)
             attributes = vars(found) if isinstance(found, torch.Tensor) else {}
             if (attributes or self._holders.get(before)) and id(attributes) != before:
                 return False
@@ -268,13 +270,13 @@ class Guards:
         loose = (at for at, place in enumerate(self.places_of_inputs) if not _spots_of(place, but=How.GRAD) <= pinned)
         self._loose = [*loose]
         self._filled = self._dependencies.filled()
-        anew: list[Place] = []
-        fixed = {*self._dependencies.tensors}
-        for place in self.places_of_inputs:
+        anew: list[Callable[[], Any]] = []
+        fixed, free = {*self._dependencies.tensors}, {*self._loose}
+        for at, place in enumerate(self.places_of_inputs):
             if _stays(place, pinned):
                 fixed.add(id(place.read_or(None)))
             else:
-                anew.append(place)
+                anew.append(place.read_anew if at in free else functools.partial(place.read_or, None))
         self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
         if self._quick is None:
             self._quick = QuickCheck(

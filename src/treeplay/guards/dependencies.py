@@ -66,10 +66,11 @@ class Dependencies:
         *,
         within: Mapping[int, Any] = MappingProxyType({}),
         inputs: Set[int] = frozenset(),
+        taken: Set[int] = frozenset(),
     ) -> None:
         """Leave out what the warm call reads anew and checks by itself, `numbers` within containers too, and be generous where
         a replay writes itself. `within`: the containers in what is there, and the records of which what they hold counts, by
-        `id`. `inputs`: tensors, by `id`, too.
+        `id`. `inputs`: tensors, by `id`, too; `taken`: objects that a replay takes from where they are, and returns or stores.
 
         A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
         """
@@ -86,6 +87,7 @@ class Dependencies:
             {
                 *(id(table.holder) for table in self.tables),
                 *(asked.spot[0] for asked in self.asked if asked.spot is not None),
+                *taken,
             }
         )
         written_into = {holder for holder, _ in slots}

@@ -54,6 +54,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
         [number.place for number in run.numbers],
         within=within_slots(run, findings, written),
         inputs={*map(id, inputs), *map(id, run.call.tensors)},
+        taken={id(place.read_or(None)) for place in returned},
     )
     for tensor in (*run.call.tensors, *inputs):
         # The warm call checks these itself.

@@ -218,8 +218,9 @@ class References(ViewReferences):
         """Whether the next call would have the same value: what it was made of is guarded."""
         if isinstance(value, (list, dict, set, torch.Tensor)):  # others may stand in their places
             return False
-        # A tuple that lasts may be replaced by the like of it, with others of these in it.
-        if (id(value) in self.lasting and not isinstance(value, tuple)) or _is_frozen(value):
+        # A tuple or a record that lasts may be replaced by the like of it, with others of these in it.
+        is_replaced = isinstance(value, tuple) or is_record(value)
+        if (id(value) in self.lasting and not is_replaced) or _is_frozen(value):
             return True
         held = components(value)
         return is_value(value) if held is None else all(map(self.is_constant, held))

@@ -794,6 +794,28 @@ def test_an_argument_may_be_the_record(kind: Any) -> None:
         assert_same(found, program(twin, twin.state if is_own else kind(1, twos()), x))
 
 
+@dataclass
+class Numbers:
+    n: int
+    m: float
+
+
+def test_an_argument_may_be_the_record_where_no_tensor_tells() -> None:
+    def program(w: Any, given: Any, x: Tensor) -> Tensor:
+        y = x * (2 if given is w.state else 3) - w.state.n - given.m
+        w.state = Numbers(w.state.n + 1, w.state.m * 0.5)
+        return y
+
+    mine, twin = World(state=Numbers(0, 1.0)), World(state=Numbers(0, 1.0))
+    jitted = jit(lambda given, x: program(mine, given, x), on_refusal="eager")
+    for call in range(12):
+        for w in (mine, twin):
+            w.state = Numbers(3, 1.0)
+        x, is_own = twos() + call, call in (5, 6, 9)
+        found = jitted(mine.state if is_own else Numbers(3, 1.0), x)
+        assert_same(found, program(twin, twin.state if is_own else Numbers(3, 1.0), x))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_argument_that_is_stored(kind: Any) -> None:
     mine = world(kind)

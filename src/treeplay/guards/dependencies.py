@@ -21,7 +21,7 @@ from treeplay.torch_seam.tensors import unusual
 from treeplay.values.kinds import builtin_of, is_a, table_of
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
-from treeplay.values.same import is_value
+from treeplay.values.same import components, is_value
 
 
 class Dependencies:
@@ -186,7 +186,7 @@ class Dependencies:
         stay: dict[int, Any] = {}
         while found:  # a tuple is no place by itself
             value = found.pop()
-            if id(value) not in stay and not is_value(value):
+            if id(value) not in stay and not _is_value_throughout(value):
                 stay[id(value)] = value
                 found += tuple.__iter__(value) if is_a(value, tuple) else ()
         return {*stay}
@@ -265,3 +265,9 @@ def _ways_to(numbers: Iterable[Place]) -> Mapping[tuple[int, Any], Ways]:
                 under[way[-1]] = None
             way = (step.key, *way)
     return found
+
+
+def _is_value_throughout(value: Any) -> bool:
+    """Whether another object can be the same as `value`, with whatever is in it."""
+    held = components(value)
+    return is_value(value) if held is None else all(map(_is_value_throughout, held))

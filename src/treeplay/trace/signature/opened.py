@@ -27,11 +27,14 @@ def within_slots(run: TracedRun, findings: Findings, slots: Iterable[Place]) -> 
     found: dict[int, Any] = {}
     for place in slots:
         _add(place.read_or(None), found)
+    # Of a class of which another argument may be the very record in the slot.
+    given = {type(leaf) for leaf in run.call.leaves} | {type(places[0].holder) for places in run.found.given.values()}
     is_known = run.reads.code is not None and not any(map(_asks_for_addresses, run.reads.ran))
     return {
         key: value
         for key, value in found.items()
-        if is_a(value, _CONTAINERS) or (is_known and _is_untold(value, run, findings))
+        if is_a(value, _CONTAINERS)
+        or (is_known and type(value) not in given and _is_untold(value, run.reads, findings))
     }
 
 
@@ -49,12 +52,11 @@ def _add(value: Any, found: dict[int, Any]) -> None:
         _add(held, found)
 
 
-def _is_untold(record: Any, run: TracedRun, findings: Findings) -> bool:
+def _is_untold(record: Any, reads: Reads, findings: Findings) -> bool:
     dependencies = findings.dependencies
     return (
         id(record) not in dependencies.twice
-        and id(record) not in run.found.given
-        and not _may_be_hashed(type(record), run.reads, findings)
+        and not _may_be_hashed(type(record), reads, findings)
         and not any(reference() is record for reference in dependencies.references)
     )
 

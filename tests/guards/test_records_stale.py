@@ -866,3 +866,97 @@ def test_a_mark_on_a_tensor_in_a_record(kind: Any) -> None:
         w.state.x.mark = 3
 
     beside_eager(program, lambda: world(kind), [marked, apart, marked])
+
+
+class Meta:
+    """An object of which the program reads nothing."""
+
+
+@dataclass
+class Carries:
+    x: Tensor
+    meta: Any
+    pair: Any
+
+
+def carried(w: Any, x: Tensor) -> Tensor:
+    s = w.state
+    w.state = Carries(s.x * 0.5 + x, s.meta, s.pair)
+    return s.x * 2 - 1
+
+
+def carried_in_tuple(w: Any, x: Tensor) -> Tensor:
+    y, meta, pair = w.state
+    w.state = (y * 0.5 + x, meta, pair)
+    return y * 2 - 1
+
+
+@pytest.mark.parametrize("program", [carried, carried_in_tuple])
+def test_an_object_that_is_carried_on_is_the_one_that_is_there(program: Program) -> None:
+    def put() -> list[Any]:
+        meta, pair = Meta(), (Meta(), 1)
+        mine.state = Carries(twos(), meta, pair) if program is carried else (twos(), meta, pair)
+        return [meta, pair[0]]
+
+    mine = World()
+    objects = put()
+    jitted = jit(lambda x: program(mine, x))
+    for call in range(10):
+        objects = put() if call in (4, 7) else objects
+        jitted(twos() * call)
+        _, meta, pair = vars(mine.state).values() if program is carried else mine.state
+        assert meta is objects[0] and pair[0] is objects[1]
+    assert jitted.statistics().replays >= 6
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_lists_of_later_calls_that_are_changed_and_shared(kind: Any) -> None:
+    """Also what is no record is compared with what was there when it was recorded, and with what else is there."""
+
+    def make() -> World:
+        return World(state=kind(zip("xm", (twos(), "a"), strict=True)), other=["a"], config={"k": 1.5})
+
+    def program(w: Any, x: Tensor) -> Tensor:
+        s = dict(w.state)
+        y = s["x"] * (2 if s["m"] == "a" else 3) * (5 if w.other is w.first else 7) - w.config["k"]
+        w.state = kind(zip("xm", (s["x"] * 0.5 + x, s["m"]), strict=True))
+        w.other, w.first = [*w.other], [*w.first]
+        return y
+
+    mine, twin = make(), make()
+    mine.first, twin.first = ["a"], ["a"]
+    jitted, kept = jit(lambda x: program(mine, x), on_refusal="eager"), []
+    for call in range(14):
+        for w in (mine, twin):
+            if call in (3, 6):
+                w.config = {"k": 1.5}
+            if call in (9, 10, 12):
+                w.other = w.first
+            kept.append(w.state)
+            for each in kept if call in (5, 8) else ():
+                entry = ("m", "b") if kind is list else "b"
+                each[1 if kind is list else "m"] = entry
+        assert_same(jitted(twos() + call), program(twin, twos() + call))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_of_tensors_whose_results_the_caller_differentiates(kind: Any) -> None:
+    def program(w: Any, x: Tensor) -> Tensor:
+        s = w.state
+        y = (s.x * w.weight + x).tanh()
+        w.state = replace(s, x=y.detach() - 1)
+        return (y * y).sum() * 2 - s.x.sum()
+
+    def make() -> World:
+        return World(weight=torch.full((3,), 0.5, requires_grad=True), state=kind(2, twos()))
+
+    mine, twin = make(), make()
+    jitted = jit(lambda x: program(mine, x), lower="aten")
+    for call in range(8):
+        x = torch.arange(3.0) - call
+        if call == 5:
+            mine.state, twin.state = kind(2, twos() * 3), kind(2, twos() * 3)
+        jitted(x).backward(), program(twin, x).backward()
+        assert_same(mine.weight.grad, twin.weight.grad)
+        assert_same(mine.state.x, twin.state.x)
+    assert jitted.statistics().replays >= 5

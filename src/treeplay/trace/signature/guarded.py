@@ -27,8 +27,10 @@ from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, slots_of
+from treeplay.values.output import Static
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
+from treeplay.values.same import components
 from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 
@@ -54,7 +56,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
         [number.place for number in run.numbers],
         within=within_slots(run, findings, written),
         inputs={*map(id, inputs), *map(id, run.call.tensors)},
-        taken={id(place.read_or(None)) for place in returned},
+        taken={*_objects_in([place.read_or(None) for place in returned]), *_objects_in(_kept(signature))},
     )
     for tensor in (*run.call.tensors, *inputs):
         # The warm call checks these itself.
@@ -66,6 +68,18 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     guards.unread_arguments = unread
     guards.compared_with_arguments = compared
     return guards
+
+
+def _kept(signature: Signature) -> list[Any]:
+    """What a replay returns or stores as the very object that there was."""
+    return [value.value for value in signature.values if isinstance(value, Static)]
+
+
+def _objects_in(values: list[Any]) -> Iterator[int]:
+    """The `id` of each of these, and of what is in the immutable ones among them."""
+    for value in values:
+        yield id(value)
+        yield from _objects_in(components(value) or [])
 
 
 def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) -> dict[int, Place]:

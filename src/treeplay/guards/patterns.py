@@ -11,7 +11,7 @@ import torch
 
 from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways, are_alike, check_of_plain, is_like, which_are_one
 from treeplay.torch_seam.tensors import unusual
-from treeplay.values.kinds import builtin_of, is_a, items, table_of
+from treeplay.values.kinds import builtin_of, is_a, items, slots_in, table_of
 from treeplay.values.records import held_in_record
 from treeplay.values.same import is_same
 
@@ -170,10 +170,12 @@ class _LikeContainer(_Like):
 class _LikeRecord(_Like):
     """A record, of which what it holds counts, if it is none that the program can tell from the one that was there."""
 
-    __slots__ = ("_cls", "_elsewhere", "_names", "_parts")
+    __slots__ = ("_cls", "_elsewhere", "_is_table", "_names", "_parts")
 
     def __init__(self, cls: type, names: list[str], parts: Sequence[_Like], elsewhere: Elsewhere) -> None:
         self._cls, self._names, self._parts, self._elsewhere = cls, names, parts, elsewhere
+        # As most are: nothing is in slots.
+        self._is_table = bool(cls.__dictoffset__) and not any(slots_in(base) for base in cls.__mro__)
 
     def fits(self, found: Any, staying: Mapping[int, bool], met: list[int]) -> bool:
         if type(found) is not self._cls or id(found) in staying or id(found) in self._elsewhere.met:
@@ -181,14 +183,28 @@ class _LikeRecord(_Like):
         if self._elsewhere.has_weak and weakref.getweakrefcount(found):
             return False
         met.append(id(found))
-        held = [*held_in_record(found)]
-        if [name for name, _ in held] != self._names:
-            return False
-        return all(part.fits(value, staying, met) for part, (_, value) in zip(self._parts, held, strict=True))
+        values: Iterable[Any]
+        if self._is_table:
+            table = object.__getattribute__(found, "__dict__")
+            if [*table] != self._names:
+                return False
+            values = table.values()
+        else:
+            held = [*held_in_record(found)]
+            if [name for name, _ in held] != self._names:
+                return False
+            values = [value for _, value in held]
+        # Not a generator in `all`, which takes as long as what it asks.
+        for part, value in zip(self._parts, values, strict=True):  # noqa: SIM110
+            if not part.fits(value, staying, met):
+                return False
+        return True
 
 
 def _taken_apart(value: Any) -> tuple[list[Any] | None, list[Any]]:
     """The keys of a dictionary, and a default factory behind them; and what is in it, or in a list or tuple."""
+    if type(value) is list or isinstance(value, tuple):
+        return None, [*value] if type(value) is list else [*tuple.__iter__(value)]
     if not isinstance(value, dict):
         return None, items(value)
     entries = builtin_of(value)

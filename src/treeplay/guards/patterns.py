@@ -203,8 +203,8 @@ class _LikeRecord(_Like):
 
 def _taken_apart(value: Any) -> tuple[list[Any] | None, list[Any]]:
     """The keys of a dictionary, and a default factory behind them; and what is in it, or in a list or tuple."""
-    if type(value) is list or isinstance(value, tuple):
-        return None, [*value] if type(value) is list else [*tuple.__iter__(value)]
+    if isinstance(value, tuple):
+        return None, [*tuple.__iter__(value)]
     if not isinstance(value, dict):
         return None, items(value)
     entries = builtin_of(value)

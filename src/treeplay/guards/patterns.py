@@ -13,7 +13,7 @@ from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways, are_alike, check_of_
 from treeplay.torch_seam.tensors import unusual
 from treeplay.values.kinds import builtin_of, is_a, items, slots_in, table_of
 from treeplay.values.records import held_in_record
-from treeplay.values.same import is_same
+from treeplay.values.same import is_same, is_value
 
 
 class Pattern:
@@ -74,10 +74,9 @@ class Pattern:
         keys, values = _taken_apart(value)
         below = [ways.get(key, NO_WAYS) for key in (range(len(values)) if keys is None else keys)]
         parts = [self._made(each, way, inner) for each, way in zip(values, below, strict=True)]
-        own = value if elsewhere.staying.get(id(value)) else None
         attributes = table_of(value)
         more = self._made(attributes, NO_WAYS, inner) if attributes is not None else None
-        return _LikeContainer(type(value), keys, parts, own, more)
+        return _LikeContainer(type(value), keys, parts, more)
 
 
 class Together:
@@ -134,30 +133,40 @@ class _LikeNumber(_Like):
 
 
 class _LikeItself(_Like):
-    """A value, or an object that is itself or, if nothing of it was read, holds the like."""
+    """A value; a list or dictionary that stays elsewhere, which is itself; or an object that is itself or, if nothing of it was
+    read, holds the like."""
 
-    __slots__ = ("_elsewhere", "_value")
+    __slots__ = ("_elsewhere", "_is_container", "_is_value", "_value")
 
     def __init__(self, value: Any, elsewhere: Elsewhere) -> None:
         self._value = value
         self._elsewhere = elsewhere
+        self._is_value = is_value(value)
+        self._is_container = is_a(value, (list, dict))
 
     def fits(self, found: Any, staying: Mapping[int, bool], met: list[int]) -> bool:
-        return are_alike(self._elsewhere, self._value, found)
+        if self._is_value:
+            return is_same(self._value, found)
+        met.append(id(found))
+        if found is self._value:
+            return True
+        return not self._is_container and id(found) not in staying and are_alike(self._elsewhere, self._value, found)
 
 
 class _LikeContainer(_Like):
-    """A list, a tuple or a dictionary. `own`: itself, where a replay writes into it, which would be read in another one."""
+    """A tuple, or a list or dictionary that is in slots alone: one that stays elsewhere would be read, or written to, there."""
 
-    __slots__ = ("_cls", "_factory", "_keys", "_more", "_own", "_parts")
+    __slots__ = ("_cls", "_keys", "_more", "_parts")
 
-    def __init__(self, cls: type, keys: list[Any] | None, parts: Sequence[_Like], own: Any, more: _Like | None) -> None:
-        self._cls, self._keys, self._parts, self._own, self._more = cls, keys, parts, own, more
+    def __init__(self, cls: type, keys: list[Any] | None, parts: Sequence[_Like], more: _Like | None) -> None:
+        self._cls, self._keys, self._parts, self._more = cls, keys, parts, more
 
     def fits(self, found: Any, staying: Mapping[int, bool], met: list[int]) -> bool:
-        if type(found) is not self._cls or (staying.get(id(found)) and found is not self._own):
+        if type(found) is not self._cls:
             return False
         if not isinstance(found, tuple):
+            if id(found) in staying:
+                return False
             met.append(id(found))
         keys, values = _taken_apart(found)
         if len(values) != len(self._parts) or (keys is not None and not all(map(is_same, keys, self._keys or ()))):

@@ -7,10 +7,9 @@ a hash that follows from where it lies, or by a weak reference. Where it may hav
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import CodeType
 from typing import Any
 
-from treeplay.guards.reads.names import globals_in
+from treeplay.guards.reads.names import globals_in, names_in
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings
 from treeplay.observe.lines import is_users_or_text
@@ -29,12 +28,13 @@ def within_slots(run: TracedRun, findings: Findings, slots: Iterable[Place]) -> 
         _add(place.read_or(None), found)
     # Of a class of which another argument may be the very record in the slot.
     given = {type(leaf) for leaf in run.call.leaves} | {type(places[0].holder) for places in run.found.given.values()}
-    is_known = run.reads.code is not None and not any(map(_asks_for_addresses, run.reads.ran))
+    has_hashed = findings.has_caches or _has_asked(run.reads, "hash", "__hash__")
+    is_known = run.reads.code is not None and not _has_asked(run.reads, "id", "__repr__")
     return {
         key: value
         for key, value in found.items()
         if is_a(value, _CONTAINERS)
-        or (is_known and type(value) not in given and _is_untold(value, run.reads, findings))
+        or (is_known and type(value) not in given and _is_untold(value, run.reads, findings, has_hashed))
     }
 
 
@@ -52,25 +52,31 @@ def _add(value: Any, found: dict[int, Any]) -> None:
         _add(held, found)
 
 
-def _is_untold(record: Any, reads: Reads, findings: Findings) -> bool:
+def _is_untold(record: Any, reads: Reads, findings: Findings, has_hashed: bool) -> bool:
     dependencies = findings.dependencies
     return (
         id(record) not in dependencies.twice
-        and not _may_be_hashed(type(record), reads, findings)
+        and not _may_be_hashed(type(record), reads, has_hashed)
         and not any(reference() is record for reference in dependencies.references)
     )
 
 
-def _asks_for_addresses(code: CodeType) -> bool:
-    """Whether code of the program may ask for the addresses of objects. Python's own and torch's keep none of them."""
-    return is_users_or_text(code.co_filename) and "id" in globals_in(code)
+def _has_asked(reads: Reads, function: str, method: str) -> bool:
+    """Whether code of the program may have asked for what follows from the address of an object, by this function of Python's,
+    also under another name, or by this method of `object`. Python's own code and torch's keep none of it."""
+    callers = reads.builtins.get(f"builtins.{function}", ())
+    if any(is_users_or_text(code.co_filename) for code in callers):
+        return True
+    own = (code for code in reads.ran if is_users_or_text(code.co_filename))
+    return any(function in globals_in(code) or method in names_in(code) for code in own)
 
 
-def _may_be_hashed(cls: type, reads: Reads, findings: Findings) -> bool:
+def _may_be_hashed(cls: type, reads: Reads, has_hashed: bool) -> bool:
     """Whether the run may have put a record into what goes by hashes and is there in the next call: in a dictionary or a set it
-    would be met again there, but not in the cache of a function."""
+    would be met again there, but not in the cache of a function, nor where only the hash is kept. `has_hashed`: it may have
+    done so with one whose hash is in C."""
     method: Any = cls.__hash__
     if method is None:
         return False
     code = getattr(method, "__code__", None)
-    return findings.has_caches if code is None else id(code) in (reads.code or {})
+    return has_hashed if code is None else id(code) in (reads.code or {})

@@ -173,7 +173,7 @@ class _LikeContainer(_Like):
             return False
         if self._more is not None and not self._more.fits(table_of(found), staying, met):
             return False
-        return all(part.fits(value, staying, met) for part, value in zip(self._parts, values, strict=True))
+        return _all_fit(self._parts, values, staying, met)
 
 
 class _LikeRecord(_Like):
@@ -203,11 +203,15 @@ class _LikeRecord(_Like):
             if [name for name, _ in held] != self._names:
                 return False
             values = [value for _, value in held]
-        # Not a generator in `all`, which takes as long as what it asks.
-        for part, value in zip(self._parts, values, strict=True):  # noqa: SIM110
-            if not part.fits(value, staying, met):
-                return False
-        return True
+        return _all_fit(self._parts, values, staying, met)
+
+
+def _all_fit(parts: Sequence[_Like], values: Iterable[Any], staying: Mapping[int, bool], met: list[int]) -> bool:
+    # Not a generator in `all`, which takes as long as what it asks.
+    for part, value in zip(parts, values, strict=True):  # noqa: SIM110
+        if not part.fits(value, staying, met):
+            return False
+    return True
 
 
 def _taken_apart(value: Any) -> tuple[list[Any] | None, list[Any]]:

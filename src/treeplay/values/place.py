@@ -92,9 +92,10 @@ class Place:
 
     def read(self) -> Any:
         """The value here now; raises KeyError, IndexError, AttributeError or ValueError if there is none."""
-        return self._read_in(self.holder)
+        return self.read_in(self.holder)
 
-    def _read_in(self, holder: Any) -> Any:
+    def read_in(self, holder: Any) -> Any:
+        """The value where this step leads from `holder`."""
         match self.how:
             case How.ROOT | How.ARGUMENT:
                 return holder
@@ -171,12 +172,6 @@ class Place:
         parent, gone = self.parent.anew(), object()
         value = parent.read_or(gone)
         return replace(self, holder=self.holder if value is gone else self.start_in(value), parent=parent)
-
-    def read_anew(self) -> Any:
-        """What a call finds here: `anew().read()`, in less time."""
-        if self.parent is None or not self.is_read_anew:
-            return self.read()
-        return self._read_in(self.start_in(self.parent.read_anew()))
 
     @property
     def steps(self) -> Iterator[Place]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.entries import results_in, table_of_cache
+from treeplay.guards.caches import results_in, table_of_cache
 from treeplay.trace.restore.bare import bare, fill
 from treeplay.trace.run.tape import TraceTape
 from treeplay.values.kinds import MUTABLE_CONTAINERS, is_a, module_of, table_of

@@ -35,7 +35,8 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.entries import behind_proxy, results_in
+from treeplay.guards.caches import results_in
+from treeplay.guards.entries import behind_proxy
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.layers import global_hook_tables, hooks_but_ours
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass

@@ -191,6 +191,7 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -
 
 def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None:
     """Follow what a cached function has given; of its containers, which a caller may change, what is in them."""
+    walk.found.cached.append(function)
     waiting = results_in(function)
     seen: set[int] = set()
     while waiting:

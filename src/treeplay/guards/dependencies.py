@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways
+from treeplay.guards.caches import CachedResults
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
@@ -152,6 +153,8 @@ class Dependencies:
             if at not in but and not vars(tensor) and unusual(tensor) is None
         }
         for guard in (*self.tables, *self.items):
+            if isinstance(guard, CachedResults):  # whose dictionary does not give them
+                continue
             for key in {*keys_of(guard)} - guard.free - guard.written:
                 if id(guard.recorded[key]) in found:
                     yield guard, key, found[id(guard.recorded[key])]

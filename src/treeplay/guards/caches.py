@@ -9,6 +9,7 @@ They are C's, and only the garbage collector is shown them.
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 from typing import Any
 
 from treeplay.guards.containers import Table
@@ -40,6 +41,42 @@ class CachedResults(Table):
             return dict(found)
         by_key = {id(key): value for key, value in found}
         return {key: by_key[id(key)] if id(key) in by_key else _alike(key, found) for key in recorded}
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A function with a cache, what this held at a moment, and how often it had been asked by then."""
+
+    function: Any
+    table: dict[Any, Any] | None
+    entries: list[tuple[Any, Any]]
+    hits: int
+    misses: int
+
+    @staticmethod
+    def now(function: Any) -> Filled:
+        """As it is."""
+        asked = function.cache_info()
+        return Filled(function, table_of_cache(function), entries_in(function), asked.hits, asked.misses)
+
+    def lacks_what_it_gave(self) -> bool:
+        """Whether the function may have given, since then, an entry that is not in its cache any more."""
+        asked, left = self.function.cache_info(), {id(key): value for key, value in entries_in(self.function)}
+        if all(id(key) in left and left[id(key)] is value for key, value in self.entries):
+            return False
+        # Each new entry was a miss, unless it was cleared in between, which sets the counts to zero.
+        return bool(asked.hits != self.hits or asked.misses < self.misses + self._added(left))
+
+    def put_back(self) -> None:
+        """Put entries back that are gone since, where the cache has no limit: others are linked outside of Python."""
+        if self.table is not None and not is_limited(self.function):
+            for key, value in self.entries:
+                if self.table.get(key, ABSENT) is not value:
+                    self.table[key] = value
+
+    def _added(self, left: dict[int, Any]) -> int:
+        before = {id(key): value for key, value in self.entries}
+        return sum(1 for key, value in left.items() if key not in before or before[key] is not value)
 
 
 def cache_guard(function: Any, label: str) -> Table | None:

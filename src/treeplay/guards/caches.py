@@ -26,17 +26,24 @@ class CachedResults(Table):
     A cache that is full puts its next entry into the link of the oldest: a link that is in its place tells nothing of the
     result. That is one entry less and one more, so that the dictionary's version does tell."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("_function", "_links", "_most")
 
     def __init__(self, function: Any, table: dict[Any, Any], label: str) -> None:
         self._function = function
+        self._most: int = function.cache_parameters()["maxsize"]
+        self._links = dict(table)  # first: what is read after it has these links, or others
         super().__init__(table, label)
         self.may_grow = True
 
     def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
         """The results under the keys that count."""
-        found = linked(self._function, holder)
         recorded: dict[Any, Any] | None = getattr(self, "recorded", None)
+        links = self._links
+        # One that is not full yet, and has its links still, was not emptied and so never full: none was used again.
+        is_filling = recorded is not None and len(holder) < self._most
+        if is_filling and all(key in links and holder.get(key) is links[key] for key in recorded or ()):
+            return dict(recorded or {})
+        found = linked(self._function, holder)
         if recorded is None:
             return dict(found)
         by_key = {id(key): value for key, value in found}

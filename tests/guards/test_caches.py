@@ -60,3 +60,15 @@ def test_other_entries_may_come_and_go() -> None:
         cached(10 + k)
         cached(3)
     assert [*guard.content(guard.holder).values()] == [before] and guard.recorded[3] is before
+
+
+def test_a_cache_that_was_emptied_and_is_not_full_gave_others() -> None:
+    cached = functools.lru_cache(4)(_pair)
+    before = cached(3)
+    guard = cache_guard(cached, "cached")
+    assert guard is not None
+    cached(4)
+    assert guard.content(guard.holder)[3] is before
+    cached.cache_clear()
+    after = cached(3)
+    assert guard.content(guard.holder)[3] is after is not before

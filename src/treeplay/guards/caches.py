@@ -9,6 +9,7 @@ They are C's, and only the garbage collector is shown them.
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 from typing import Any
 
 from treeplay.guards.containers import Table
@@ -25,21 +26,64 @@ class CachedResults(Table):
     A cache that is full puts its next entry into the link of the oldest: a link that is in its place tells nothing of the
     result. That is one entry less and one more, so that the dictionary's version does tell."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("_function", "_links", "_most")
 
     def __init__(self, function: Any, table: dict[Any, Any], label: str) -> None:
         self._function = function
+        self._most: int = function.cache_parameters()["maxsize"]
+        self._links = dict(table)  # first: what is read after it has these links, or others
         super().__init__(table, label)
         self.may_grow = True
 
     def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
         """The results under the keys that count."""
-        found = linked(self._function, holder)
         recorded: dict[Any, Any] | None = getattr(self, "recorded", None)
+        links = self._links
+        # One that is not full yet, and has its links still, was not emptied and so never full: none was used again.
+        is_filling = recorded is not None and len(holder) < self._most
+        if is_filling and all(key in links and holder.get(key) is links[key] for key in recorded or ()):
+            return dict(recorded or {})
+        found = linked(self._function, holder)
         if recorded is None:
             return dict(found)
         by_key = {id(key): value for key, value in found}
         return {key: by_key[id(key)] if id(key) in by_key else _alike(key, found) for key in recorded}
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A function with a cache, what this held at a moment, and how often it had been asked by then."""
+
+    function: Any
+    table: dict[Any, Any] | None
+    entries: list[tuple[Any, Any]]
+    hits: int
+    misses: int
+
+    @staticmethod
+    def now(function: Any) -> Filled:
+        """As it is."""
+        asked = function.cache_info()
+        return Filled(function, table_of_cache(function), entries_in(function), asked.hits, asked.misses)
+
+    def lacks_what_it_gave(self) -> bool:
+        """Whether the function may have given, since then, an entry that is not in its cache any more."""
+        asked, left = self.function.cache_info(), {id(key): value for key, value in entries_in(self.function)}
+        if all(id(key) in left and left[id(key)] is value for key, value in self.entries):
+            return False
+        # Each new entry was a miss, unless it was cleared in between, which sets the counts to zero.
+        return bool(asked.hits != self.hits or asked.misses < self.misses + self._added(left))
+
+    def put_back(self) -> None:
+        """Put entries back that are gone since, where the cache has no limit: others are linked outside of Python."""
+        if self.table is not None and not is_limited(self.function):
+            for key, value in self.entries:
+                if self.table.get(key, ABSENT) is not value:
+                    self.table[key] = value
+
+    def _added(self, left: dict[int, Any]) -> int:
+        before = {id(key): value for key, value in self.entries}
+        return sum(1 for key, value in left.items() if key not in before or before[key] is not value)
 
 
 def cache_guard(function: Any, label: str) -> Table | None:

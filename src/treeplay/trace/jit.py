@@ -46,7 +46,7 @@ from treeplay.trace.numbers.stand_ins import (
 )
 from treeplay.trace.raised import SignalCheck, program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
-from treeplay.trace.restore.caching import forget_cached, forget_in_tables
+from treeplay.trace.restore.caching import check_cached, forget_cached, forget_in_tables
 from treeplay.trace.restore.left_behind import check_dead, check_global_state, check_no_leak
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
@@ -210,6 +210,7 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
     check_global_state(run.snapshot, run.tracer.refuse, was_seeded=run.tracer.generators.any_was_set(run.reads))
     schedules.finish(result, run.reads)
     check_arrays(run)
+    check_cached(run)
     run.tracer.tape.log.append(result_entry(result))
     return outcome_of(run, result, schedules)
 

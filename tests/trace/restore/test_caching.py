@@ -217,3 +217,54 @@ def test_numbers_that_were_cached_before_the_trace_stay() -> None:
         scales[0] = float(k)
         assert_same(jitted(torch.ones(3), k // 3), torch.ones(3) - number(k // 3)[0])
     assert number(7) is before
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+def test_an_entry_that_a_trace_hits_and_then_drives_out_is_in_no_recording() -> None:
+    """The entry that was left was found in each call, and the other was replayed as it had been."""
+    names = ["a"]
+    cached = functools.lru_cache(1)(lambda n: {"a": 1, "b": 2}[names[0]] * n)
+    jitted = treeplay.jit(lambda x: x * cached(3) - cached(5), lower="aten", on_refusal="eager")
+    for k in range(6):
+        if k in (1, 2):
+            names[0] = "a"
+            cached.cache_clear()
+            cached(3)
+            names[0] = "b"
+        out = jitted(torch.ones(3))
+        if k == 0 or k >= 3:
+            assert_same(out, torch.ones(3) * (-2.0 if k == 0 else -4.0))
+    assert jitted.statistics().replays >= 2
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("maxsize", [1, None])
+def test_a_program_that_drops_each_entry_before_it_needs_it_is_recorded(maxsize: int | None) -> None:
+    names = ["a"]
+    cached = functools.lru_cache(maxsize)(lambda n: {"a": 1, "b": 2}[names[0]] * n)
+    jitted = treeplay.jit(lambda x: x * cached(3) - cached(5), lower="aten")
+    for _ in range(6):
+        assert_same(jitted(torch.ones(3)), torch.full((3,), -2.0))
+    assert jitted.statistics().replays == 5
+
+
+@pytest.mark.parametrize("maxsize", [2, None])
+def test_a_program_that_empties_a_cache_is_refused_at_its_line(maxsize: int | None) -> None:
+    names = ["a"]
+    cached = functools.lru_cache(maxsize)(lambda n: {"a": 1, "b": 2}[names[0]] * n)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * cached(3)
+        cached.cache_clear()
+        return y - 1
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    jitted(torch.ones(3))
+    cached(3)
+    with pytest.raises(treeplay.Refusal) as caught:
+        jitted(torch.ones(3))
+    names[0] = "b"
+    assert caught.value.op == "cache_clear" and caught.value.reason.where is not None
+    assert caught.value.reason.where.source.strip() == "cached.cache_clear()"
+    if maxsize is None:  # what the trace took out is there again
+        assert cached(3) == 3

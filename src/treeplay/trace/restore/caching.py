@@ -6,11 +6,13 @@ so nothing puts it back: the program would be given these from then on, in calls
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import inspect
 import sys
 import traceback
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
@@ -18,14 +20,18 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import TooEarly
 from treeplay.guards.caches import entries_in, is_limited, table_of_cache
+from treeplay.observe.lines import is_users_or_text
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.restore.bare import bare, fill
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import MUTABLE_CONTAINERS, is_a, module_of, table_of
+from treeplay.values.location import Location
 
 _CACHING = type(functools.lru_cache(len))
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_CLEAR = "cache_clear"
 _DEEPEST = 4  # tensors and numbers in the containers and objects of a result
 
 
@@ -40,6 +46,9 @@ def forget_cached(run: TracedRun) -> None:
             return getattr(value.node, "world", None) is world
         return tape.is_own(value)
 
+    if _emptying(run) is not None:  # else another thread may have emptied one
+        for each in run.found.cached:
+            each.put_back()
     if tape.leaked() or world.has_left():
         _let_frames_go(sys.exception())
     if tape.leaked() or world.has_left():
@@ -47,7 +56,44 @@ def forget_cached(run: TracedRun) -> None:
         every = [value for value in gc.get_objects() if type(value) is _CACHING]
         tape.was_cached += _forget_in_functions(every, is_of_trace)
     elif world.made:
-        tape.was_cached += _forget_in_functions(run.found.cached, is_of_trace)
+        tape.was_cached += _forget_in_functions([each.function for each in run.found.cached], is_of_trace)
+
+
+def check_cached(run: TracedRun) -> None:
+    """Refuse a run that took an entry of a cache which is not in it any more: no guard could tell whether a later call finds
+    it. And a program that empties a cache, as no replay does."""
+    emptying = _emptying(run)
+    if emptying is not None:
+        raise run.tracer.refuse(
+            _CLEAR,
+            "the program empties the cache of a function, and a replay runs no Python",
+            "empty it outside of the program",
+            emptying,
+        )
+    for each in run.found.cached:
+        if each.lacks_what_it_gave():
+            run.tracer.tape.is_too_early = True  # once the entry is gone, a trace does not meet it
+            refusal = run.tracer.refuse(
+                "lru_cache",
+                "the program uses an entry of a cache which is full, and drops it",
+                "give the function's cache a larger maxsize",
+            )
+            raise TooEarly(refusal.reason)
+
+
+def _emptying(run: TracedRun) -> Location | None:
+    """Where the run may have emptied the cache of a function."""
+    if not run.found.cached:
+        return None
+    return next((found for code in run.reads.ran if (found := _emptied_in(code)) is not None), None)
+
+
+def _emptied_in(code: types.CodeType) -> Location | None:
+    """Where code that ran empties a function's cache."""
+    if _CLEAR not in code.co_names or not is_users_or_text(code.co_filename):
+        return None
+    lines = (each.positions.lineno for each in dis.get_instructions(code) if each.argval == _CLEAR and each.positions)
+    return Location(code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name)
 
 
 def _let_frames_go(error: BaseException | None) -> None:

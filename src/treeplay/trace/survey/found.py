@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.caches import Filled
 from treeplay.values.kinds import PLAIN
 from treeplay.values.place import How, Place, Trail
 from treeplay.values.same import is_same
@@ -36,7 +37,7 @@ class Survey:
     """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
 
     `watched`: plain values and functions that the program reads, with what they are now. `cached`: functions with a cache
-    (`functools.lru_cache`), which keep what they give. `cells`: single places that the
+    (`functools.lru_cache`), and what these keep. `cells`: single places that the
     program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up. `memories`:
     NumPy arrays and the like, whose content a trace puts back. `namespaces`: globals that code may reach by computed names.
     """
@@ -51,7 +52,7 @@ class Survey:
     watched: list[tuple[Place, Any]] = field(default_factory=list)
     containers: dict[int, Container] = field(default_factory=dict)
     container_places: dict[int, Place] = field(default_factory=dict)
-    cached: list[Any] = field(default_factory=list)
+    cached: list[Filled] = field(default_factory=list)
     cells: list[tuple[Place, Any]] = field(default_factory=list)
     iterators: list[Place] = field(default_factory=list)
     memories: list[tuple[Any, Place]] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -378,3 +379,47 @@ def test_a_mask_goes_into_a_reentrant_checkpoint() -> None:
 
     jitted = told(masked)
     assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_a_checkpoint_that_keeps_no_state_is_refused_beside_one_that_does(outer: bool) -> None:
+    """Where the caller differentiates: eager's backward draws anew what is in it."""
+    net = Net()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            return F.dropout(net.second(y), 0.5).sin()
+
+        def both(y: torch.Tensor) -> Any:
+            kept = checkpoint(inner, y, use_reentrant=False, preserve_rng_state=outer)
+            return F.dropout(kept, 0.5) - y
+
+        return checkpoint(both, net.first(x), use_reentrant=False, preserve_rng_state=not outer)  # type: ignore[no-any-return]
+
+    with pytest.raises(treeplay.Refusal, match="preserve_rng_state=False"):
+        jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+        for _ in range(2):
+            jitted(torch.ones(3, 4)).sum().backward()
+
+
+def test_a_state_that_another_thread_puts_back_is_none_of_the_programs() -> None:
+    own = torch.get_rng_state()
+
+    def put_back(state: torch.Tensor) -> None:
+        thread = threading.Thread(target=torch.set_rng_state, args=(state,))
+        thread.start()
+        thread.join()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        state = torch.get_rng_state()
+        y = F.dropout(x, 0.5)
+        others.append(state)  # which a thread that draws beside the program may read and put back
+        put_back(others.pop())
+        return y - F.dropout(x, 0.5)
+
+    others: list[torch.Tensor] = []
+    with pytest.raises(treeplay.Refusal, match="another thread"):
+        jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+        for _ in range(3):
+            jitted(torch.ones(8))
+    torch.set_rng_state(own)

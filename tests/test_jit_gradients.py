@@ -1152,3 +1152,38 @@ def test_the_program_finds_its_argument_again_where_eager_does(same: Callable[[t
         x = torch.randn(3, requires_grad=True)
         assert torch.equal(jitted(x), program(x))
     assert jitted.statistics().replays == 2
+
+
+class _Flipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient.contiguous().as_strided((12,), (1,)).flip(0).view(3, 4)
+
+
+def _turned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.view_as_real(torch.view_as_complex(x.view(3, 2, 2)) * torch.polar(torch.ones(3, 2), torch.ones(3, 2)))
+    return y.sum(), y * 1
+
+
+def _flipped(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    h = _Flipped.apply(x)
+    return (h.t().contiguous() * torch.arange(12.0).view(4, 3)).sum(), h * 1
+
+
+@pytest.mark.parametrize("results", [_turned, _flipped])
+def test_a_gradient_that_is_taken_for_contiguous_keeps_its_strides_where_another_result_has_none(results: Any) -> None:
+    torch.manual_seed(0)
+    layer, found = nn.Linear(4, 4), []
+    jitted = treeplay.jit(lambda x: results(layer(x)), lower="aten")
+    for call in range(5):
+        for program in (jitted, lambda x: results(layer(x))):
+            layer.zero_grad()
+            first, other = program(torch.arange(12.0).view(3, 4) - call)
+            (first * 1.5 if call % 2 else first + other.sum()).backward()
+            found.append([parameter.grad for parameter in layer.parameters()])
+        assert_same(found[-2], found[-1])
+    assert jitted.statistics().replays == 4

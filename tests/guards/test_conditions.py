@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from treeplay.guards.alike import Elsewhere
 from treeplay.guards.conditions import Asked, Code, Comparison, ContainerGuard, Data, differing
 from treeplay.guards.containers import Items, Members, Table
+from treeplay.guards.patterns import Pattern
 from treeplay.torch_seam.patched import ABSENT, stand_in
 
 
@@ -90,7 +92,7 @@ def test_a_table_that_may_grow_keeps_its_entries() -> None:
 def test_free_entries_do_not_count_and_written_ones_may_be_the_like() -> None:
     table: dict[str, Any] = {"a": 1, "b": torch.ones(2)}
     guard = Table(table, "t")
-    guard.free, guard.written = {"a"}, {"b"}
+    guard.free, guard.slots = {"a"}, {"b": Pattern(table["b"], Elsewhere(frozenset(), {}))}
     table.update(a=2, b=torch.zeros(2))
     assert compare(guard) == ""
     table["b"] = torch.zeros(3)
@@ -118,7 +120,7 @@ WRITTEN: dict[str, tuple[Any, Any, bool]] = {
 def test_what_a_replay_writes_may_be_the_like(before: Any, found: Any, is_fine: bool) -> None:
     table = {"a": before}
     guard = Table(table, "t")
-    guard.written = {"a"}
+    guard.slots = {"a": Pattern(before, Elsewhere(frozenset(), {}))}
     table["a"] = found
     assert (compare(guard) == "") == is_fine
 

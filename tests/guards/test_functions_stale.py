@@ -229,6 +229,59 @@ def test_a_cached_function_gives_what_eager_gives() -> Story:
     yield
 
 
+@pytest.mark.parametrize("maxsize", [1, 2])
+@follows()
+def test_an_entry_that_a_full_cache_drops_and_computes_anew(maxsize: int) -> Story:
+    """The new entry lies in the link that the old one had."""
+    scales = [2.0]
+
+    @functools.lru_cache(maxsize)
+    def cached(k: int) -> Tensor:
+        return torch.arange(3.0) * k - scales[0]
+
+    yield lambda x: x * 2 - cached(3)
+    for scale in (5.0, 7.0):
+        scales[0] = scale
+        for k in range(7, 7 + maxsize):
+            cached(k)
+        cached(3)
+        yield
+
+
+@follows()
+def test_a_number_that_a_full_cache_computes_anew_under_a_key_of_several_arguments() -> Story:
+    scales = [2.0]
+
+    @functools.lru_cache(1)
+    def cached(k: int, by: float = 1.0) -> float:
+        return scales[0] + k * by
+
+    yield lambda x: x * cached(3, by=2.0) - 1
+    for scale in (5.0, 5.0, 7.0):
+        scales[0] = scale
+        cached(7)
+        cached(3, by=2.0)
+        yield
+
+
+@follows()
+def test_a_list_that_a_full_cache_makes_anew() -> Story:
+    scales = [2.0]
+
+    @functools.lru_cache(1)
+    def cached(k: int) -> list[Any]:
+        return [scales[0], torch.ones(3) * k]
+
+    yield lambda x: x * cached(3)[0] - cached(3)[1]
+    for scale in (5.0, 7.0):
+        scales[0] = scale
+        cached(7)
+        cached(3)
+        yield
+    cached(3)[0] = 9.0
+    yield
+
+
 @follows()
 def test_a_cached_property_that_is_forgotten() -> Story:
     class Owner:

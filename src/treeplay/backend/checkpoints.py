@@ -19,7 +19,7 @@ from treeplay.backend.passes import copy_of
 from treeplay.backend.recording.examine import calls, nested_graphs
 from treeplay.backend.shapes.flat import Program
 from treeplay.codegen import hide_from_dynamo
-from treeplay.torch_seam.autograd import CHECKPOINTED, CONTEXTS_OF_CHECKPOINT
+from treeplay.torch_seam.checkpoints import CHECKPOINTED, CONTEXTS_OF_CHECKPOINT
 
 
 def with_real_checkpoints(program: Program) -> Program:

@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 from treeplay.backend.passes import copy_of
 from treeplay.backend.recording.examine import nested_graphs
 from treeplay.backend.scaled_by_numbers import number_in, write_out
-from treeplay.torch_seam.autograd import CHECKPOINTED
+from treeplay.torch_seam.checkpoints import CHECKPOINTED
 from treeplay.torch_seam.fakes import mode_of_fake
 from treeplay.torch_seam.trees import arg_tree_leaves as tree_leaves
 

@@ -23,7 +23,7 @@ from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
 from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
-from treeplay.torch_seam.autograd import ends_recomputation
+from treeplay.torch_seam.checkpoints import ends_recomputation
 from treeplay.torch_seam.dynamo import GUARDS_FROZEN_PARAMETERS
 from treeplay.torch_seam.symbols import asks_for_value
 from treeplay.values.refusal import Reason

@@ -1,10 +1,8 @@
-"""What may be in a place that a replay itself fills: the like of what was there when it was recorded."""
+"""When one value is the like of another, so that a replay may have put it there. `patterns.py` tells of whole slots."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence, Set
-from itertools import repeat
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,17 +13,25 @@ from treeplay.values.kinds import is_a, table_of
 from treeplay.values.same import is_same
 
 Ways: TypeAlias = "Mapping[Any, Ways | None]"
-"""The keys and indices that lead to numbers in a container which are inputs: each call checks these by itself. What follows a
-key is under it; None where it leads to a number."""
+"""The keys, indices and attributes that lead to numbers in a container or record which are inputs: each call checks these by
+itself. What follows a key is under it; None where it leads to a number."""
 NO_WAYS: Ways = MappingProxyType({})
 
 
 class Elsewhere(NamedTuple):
     """What is not in the slots that a replay fills, by `id`: objects of which something is `read`, and those `staying` in other
-    places, each with whether a replay writes into it."""
+    places, each with whether a replay writes into it.
+
+    `opened`: records in the slots of which what they hold counts, and not which they are; `met`: all other objects that the run
+    met, any of which it may have asked whether it is one of them. `has_weak`: whether it met weak references, by which it may
+    have asked, too. `inputs`: tensors that are inputs."""
 
     read: Set[int]
     staying: dict[int, bool]
+    opened: Set[int] = frozenset()
+    met: Set[int] = frozenset()
+    inputs: Set[int] = frozenset()
+    has_weak: bool = False
 
     def go_over(self, before: Any, now: Any) -> None:
         """Note that a container is in the place of another one."""
@@ -33,28 +39,28 @@ class Elsewhere(NamedTuple):
             self.staying[id(now)] = self.staying.pop(id(before))
 
 
-def are_alike(elsewhere: Elsewhere, before: Any, found: Any, ways: Ways | None = NO_WAYS) -> bool:
-    """Whether a slot that the recording itself fills holds what it put there, or the like."""
+def are_alike(elsewhere: Elsewhere, before: Any, found: Any) -> bool:
+    """Whether a value may be instead of another: the same, an object of which nothing was read that holds the like, or what
+    such an object holds."""
     if is_a(before, torch.Tensor):
         return is_like(before)(found)
     if type(before) is not type(found):
         return False
-    if ways is None:
-        return True
     if not isinstance(before, (list, tuple, dict)):
         return is_same(before, found) or _are_like_objects(elsewhere, before, found)
     if before is not found and elsewhere.staying.get(id(found)):  # what a replay writes there would be read here
         return False
-    keys: Sequence[Any] = range(len(before))
     if isinstance(before, dict):
-        keys = [*before]
-        if keys != [*found]:
+        if [*before] != [*found]:
             return False
         before, found = [*before.values()], [*found.values()]
-    if len(before) != len(found) or _which_are_one(before) != _which_are_one(found):
+    if len(before) != len(found):
         return False
-    below = map(ways.get, keys, repeat(NO_WAYS)) if ways else repeat(NO_WAYS)
-    return all(map(are_alike, repeat(elsewhere), before, found, below))
+    ours, others = (
+        [id(value) for value in values if is_a(value, (torch.Tensor, list, dict, set))] for values in (before, found)
+    )
+    is_alike = which_are_one(ours) == which_are_one(others)
+    return is_alike and all(are_alike(elsewhere, *pair) for pair in zip(before, found, strict=True))
 
 
 def _are_like_objects(elsewhere: Elsewhere, before: Any, found: Any) -> bool:
@@ -65,30 +71,17 @@ def _are_like_objects(elsewhere: Elsewhere, before: Any, found: Any) -> bool:
         return (
             attributes is not None
             and others is not None
-            and all({id(before), id(attributes)}.isdisjoint(objects) for objects in elsewhere)
+            and all({id(before), id(attributes)}.isdisjoint(objects) for objects in (elsewhere.read, elsewhere.staying))
             and are_alike(elsewhere, attributes, others)
         )
     except RecursionError:  # one that leads to itself, which no program makes that is recorded
         return False
 
 
-def _which_are_one(values: Sequence[Any]) -> list[int]:
-    """Of each tensor and container among these, which one it is, in the order in which they come first."""
+def which_are_one(met: Iterable[int]) -> list[int]:
+    """Of each object among these, by its `id`, which one it is, in the order in which they come first."""
     numbers: dict[int, int] = {}
-    ids = (id(value) for value in values if is_a(value, (torch.Tensor, list, dict, set)))
-    return [numbers.setdefault(at, len(numbers)) for at in ids]
-
-
-def check_of_slot(recorded: Any, elsewhere: Elsewhere, ways: Ways = NO_WAYS) -> Callable[[Any], bool]:
-    """Whether what is found in a slot is alike what was recorded, and none of the objects in other places: the program could
-    tell that they are one."""
-    alike = (
-        is_like(recorded)
-        if is_a(recorded, torch.Tensor)
-        else functools.partial(are_alike, elsewhere, recorded, ways=ways)
-    )
-    staying = elsewhere.staying
-    return lambda found: alike(found) and id(found) not in staying
+    return [numbers.setdefault(at, len(numbers)) for at in met]
 
 
 def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:

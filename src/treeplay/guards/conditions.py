@@ -12,7 +12,6 @@ or a container in the only place that leads to it whose contents are the same; t
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
@@ -20,9 +19,11 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways, check_of_plain, check_of_slot
+from treeplay.guards.alike import NO_WAYS, Elsewhere, Ways, check_of_plain
 from treeplay.guards.memory import held
+from treeplay.guards.patterns import Pattern
 from treeplay.observe.shown import shown
+from treeplay.values.kinds import builtin_of
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
 
@@ -39,7 +40,7 @@ class Comparison:
         self.moved: set[int] = set()  # guards that were found to go over to another container
         self.replaced: dict[int, torch.Tensor] = {}  # by the `id` of a tensor, what took its place
         self._instead: dict[int, bool] = {}  # containers that guards would go over to, as in `Elsewhere.staying`
-        self._slots: list[tuple[Elsewhere, Any, Any, Ways]] = []  # what was compared by `fits`
+        self._slots: list[tuple[Pattern, Any]] = []  # what was compared by `fits`
 
     def alike(self, before: Any, now: Any, ways: Ways | None = NO_WAYS) -> bool:
         """Whether a program that read `before` would do the same with `now`, but for the numbers at the end of `ways`."""
@@ -69,17 +70,14 @@ class Comparison:
             return True
         return False
 
-    def fits(self, elsewhere: Elsewhere, before: Any, found: Any, ways: Ways) -> bool:
+    def fits(self, pattern: Pattern, found: Any) -> bool:
         """Whether what is found in a slot may be there, as far as nothing elsewhere was replaced."""
-        self._slots.append((elsewhere, before, found, ways))
-        return check_of_slot(before, elsewhere, ways)(found)
+        self._slots.append((pattern, found))
+        return pattern.fits(found)
 
     def slots_are_apart(self) -> bool:
         """Whether all of it may be there beside what was replaced elsewhere, by then or after the slot was compared."""
-        return not self._instead or all(
-            check_of_slot(before, elsewhere._replace(staying=self._instead), ways)(found)
-            for elsewhere, before, found, ways in self._slots
-        )
+        return not self._instead or all(pattern.meets(found, [], self._instead) for pattern, found in self._slots)
 
     def _go_over(self, guard: ContainerGuard, now: Any) -> None:
         self.containers.pop(id(guard.holder), None)
@@ -108,8 +106,8 @@ _MOST_TIMES = 2  # that a container changes in what does not matter: then a warm
 class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
-    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, which
-    is none of the objects `elsewhere` (`check_of_slot`). `of_facts`: those of tensors of which facts were read; one that is
+    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it, as
+    `slots` tell. `of_facts`: those of tensors of which facts were read; one that is
     replaced is `filled` by others from then on, as a replay does it. `ways`: to the numbers in what is under a key that are
     inputs.
     `is_steady`: whether a warm call compares all of it with what was compared last, also what is free."""
@@ -123,6 +121,7 @@ class ContainerGuard(Guard):
         "label",
         "may_be_replaced",
         "of_facts",
+        "slots",
         "times",
         "ways",
         "written",
@@ -135,6 +134,7 @@ class ContainerGuard(Guard):
         self.free: set[Any] = set()
         self.written: set[Any] = set()
         self.of_facts, self.filled = set[Any](), set[Any]()
+        self.slots: dict[Any, Pattern] = {}
         self.elsewhere = Elsewhere(frozenset(), {})
         self.ways: dict[Any, Ways] = {}
         self.may_be_replaced = False
@@ -164,13 +164,13 @@ class ContainerGuard(Guard):
             return True
         if before is found or key in self.free:
             return True
-        if key in self.written:
-            return comparison.fits(self.elsewhere, before, found, self.ways.get(key, NO_WAYS))
+        if key in self.slots:
+            return comparison.fits(self.slots[key], found)
         return comparison.alike(before, found, self.ways.get(key, NO_WAYS))
 
-    def check_of_slot(self, key: Any, recorded: Any) -> Callable[[Any], bool]:
-        """What may be under a key that a replay replaces, where something was recorded."""
-        return check_of_slot(recorded, self.elsewhere, self.ways.get(key, NO_WAYS))
+    def content_at(self, key: Any) -> Any:
+        """What is in the container today under a key or at a position."""
+        return builtin_of(self.holder).__getitem__(self.holder, key)
 
     def _fill(self, key: Any) -> None:
         self.of_facts.discard(key)
@@ -199,7 +199,7 @@ class ContainerGuard(Guard):
 class Asked(Guard):
     """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
 
-    __slots__ = ("ask", "attribute", "elsewhere", "is_free", "is_fresh", "label", "recorded", "spot", "ways")
+    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "slot", "spot", "ways")
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class Asked(Guard):
         self.spot = spot  # the object that is asked, and for what, where a place may be the same
         self.attribute = attribute  # an object, and the name under which its class gives the same answer faster
         self.is_free = False  # whether the warm call checks it by itself
-        self.elsewhere: Elsewhere | None = None  # of a place that a replay fills itself
+        self.slot: Pattern | None = None  # what may be in a place that a replay fills itself
         self.is_fresh = is_fresh  # whether each answer is a new object
         self.ways = NO_WAYS  # to the numbers in it that are inputs
         self.recorded = ask()
@@ -224,8 +224,8 @@ class Asked(Guard):
         found = self.ask()
         if self.is_free:
             return None
-        is_alike = comparison.alike if self.elsewhere is None else functools.partial(comparison.fits, self.elsewhere)
-        if is_alike(self.recorded, found, self.ways):
+        slot = self.slot
+        if comparison.fits(slot, found) if slot is not None else comparison.alike(self.recorded, found, self.ways):
             comparison.commits.append(lambda: setattr(self, "recorded", found))
             return None
         return comparison.inner or differing(self.label, self.recorded, found)

@@ -109,34 +109,6 @@ def content_of(cell: types.CellType) -> Any:
         return ABSENT
 
 
-def table_of_cache(function: Any) -> dict[Any, Any] | None:
-    """The dictionary in which a function (`functools.lru_cache`) keeps what it has given; None while it keeps nothing. It is
-    C's, and only the garbage collector is shown it."""
-    if not function.cache_info().currsize:
-        return None
-    tables = [found for found in gc.get_referents(function) if type(found) is dict and found is not table_of(function)]
-    if function.cache_parameters()["maxsize"] is None:
-        return tables[0]
-    # With a limit, the function refers to each result too, and the dictionary has links from one to the next.
-    return next(table for table in tables if table and all(map(_is_link, list(table.values()))))
-
-
-def results_in(function: Any) -> list[Any]:
-    """What the cache of a function holds, and with a limit also its keys."""
-    table = table_of_cache(function)
-    if table is None:
-        return []
-    if function.cache_parameters()["maxsize"] is None:
-        return list(table.values())
-    of_function = (type, types.FunctionType, types.BuiltinFunctionType)
-    held = [found for found in gc.get_referents(function) if found is not table and found is not table_of(function)]
-    return [found for found in held if not is_a(found, of_function)]
-
-
-def _is_link(value: Any) -> bool:
-    return type(value).__name__ == "_lru_list_elem"
-
-
 def behind_proxy(proxy: Any) -> Any:
     """What a weak proxy stands for; None if that is gone, or does not show."""
     try:

@@ -13,13 +13,7 @@ from treeplay.torch_seam.patched import Shared, all_wanted
 
 saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
-_CHECKPOINT = "torch.utils.checkpoint"
-_KEEPING = ("torch.autograd.graph", _CHECKPOINT)
-
-CHECKPOINTED: Any = torch.ops.higher_order.tag_activation_checkpoint
-"""What a checkpoint is in a graph of Dynamo's: called with the graph of the function, its arguments and the options."""
-CONTEXTS_OF_CHECKPOINT = "_checkpoint_context_fn"
-"""Under this name that graph's `meta` has the checkpoint's `context_fn`, if it has one."""
+_KEEPING = ("torch.autograd.graph", "torch.utils.checkpoint")
 
 
 def changes_what_is_saved() -> bool:
@@ -27,12 +21,6 @@ def changes_what_is_saved() -> bool:
     which offload to the host or compute again, do not."""
     hooks = saving_hooks(False)
     return hooks is not None and getattr(hooks[0], "__module__", None) not in _KEEPING
-
-
-def is_computed_again() -> bool:
-    """Whether a checkpoint that is not reentrant runs what runs now once more in the backward."""
-    hooks = saving_hooks(False)
-    return hooks is not None and getattr(hooks[0], "__module__", None) == _CHECKPOINT
 
 
 def is_accumulating() -> bool:
@@ -254,11 +242,6 @@ def is_custom_node(node: Any) -> bool:
     return not module.startswith("torch.") or module == "torch._library.autograd"  # of `register_autograd`
 
 
-def is_of_reentrant_checkpoint(node: Any) -> bool:
-    """Whether an autograd node is a reentrant checkpoint's, whose backward calls another."""
-    return getattr(getattr(node, "_forward_cls", None), "__module__", None) == _CHECKPOINT
-
-
 def call_backward(node: Any) -> None:
     """Call the backward of a custom function alone, with gradients of zeros. It was called while `histories_given` lasted."""
     results = node.metadata[_RESULTS]
@@ -293,8 +276,3 @@ def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
         if context is not None:
             return context.copy().run(function, *inputs)
     return function(*inputs)
-
-
-def ends_recomputation(error: BaseException | None) -> bool:
-    """Whether an exception is how a checkpoint breaks off what it recomputes, once all is there that its backward needs."""
-    return isinstance(error, getattr(torch.utils.checkpoint, "_StopRecomputationError", ()))

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.autograd import is_of_reentrant_checkpoint
+from treeplay.torch_seam.checkpoints import is_of_reentrant_checkpoint
 from treeplay.trace.run.tape import TraceTape
 from treeplay.values.refusal import Reason
 
@@ -23,7 +22,7 @@ def note_line(node: Any) -> None:
         node.metadata[LINE] = user_location()
 
 
-def why_not_again(tape: TraceTape, reads: Reads, nodes: Iterable[Any]) -> Reason | None:
+def why_not_again(tape: TraceTape, nodes: Iterable[Any]) -> Reason | None:
     """What a checkpoint of the program would do a second time in the caller's backward through `nodes`."""
     for node in nodes:
         if is_of_reentrant_checkpoint(node):
@@ -43,7 +42,7 @@ def why_not_again(tape: TraceTape, reads: Reads, nodes: Iterable[Any]) -> Reason
             advice="call backward inside of the program, or leave layers that write state (batch norms) out of the checkpoint",
             where=line,
         )
-    if tape.drawn_again is not None and "Generator.get_state" not in reads.methods:
+    if tape.drawn_again is not None:
         name, line = tape.drawn_again
         return Reason(
             op=name,

@@ -47,7 +47,7 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
     run.unreached = _unreached(run, _with_history(run, result))
     reason = (
         _why_not(run, where)
-        or why_not_again(run.tracer.tape, run.reads, _nodes_behind(run, _with_history(run, result)))
+        or why_not_again(run.tracer.tape, _nodes_behind(run, _with_history(run, result)))
         or _why_its_own(_with_history(run, result), where)
         or _why_called_in_vain(run, where)
     )

@@ -278,7 +278,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     # The last one added runs first: whose changes are whose is told while the changes are there.
     steps = Teardown()
-    steps.add("having functions forget what they keep of the trace", partial(forget_cached, run.tracer.tape))
+    steps.add("having functions forget what they keep of the trace", partial(forget_cached, run))
     # Which refers to the run.
     steps.add("forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None))
     steps.add("forgetting what the run called", run.called.clear)  # a module that the program made may go now

@@ -25,7 +25,7 @@ from treeplay.trace.call import Call
 from treeplay.trace.survey.found import GONE
 from treeplay.trace.survey.recordable import survey_call
 from treeplay.tree.all_sizes.calls import AllSizes
-from treeplay.tree.answers import OTHERS, OVER_BUDGET, Answers
+from treeplay.tree.answers import OTHERS, OVER_BUDGET, TOO_EARLY, Answers
 from treeplay.tree.auditing import audit_last
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
@@ -191,6 +191,8 @@ class ColdCalls:
             return self._answers.eagerly(entry, call, OTHERS)
         if entry.phase is KeyPhase.OBSERVED and not self._cache.budget.allows(entry):
             return self._answers.left_alone(entry, call, OVER_BUDGET)
+        if entry.waits and not self._cache.budget.may_try_again(entry):
+            return self._answers.left_alone(entry, call, TOO_EARLY)
         # Asks the garbage collector who refers to what, where something has weak references: that takes tens of milliseconds.
         with self._cache.budget.spending(entry):
             self._cache.let_go(entry, call)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from treeplay.errors import Differing, ProgramRaised, RanOtherwise, Refusal, TooEarly, UsageError
 from treeplay.sandbox.boundary import Boundary, is_users_own
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
-from treeplay.tree.answers import OTHERS, Answers, as_internal
+from treeplay.tree.answers import OTHERS, TOO_EARLY, Answers, as_internal
 from treeplay.tree.gate import Gate
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import first_mismatch
@@ -30,7 +31,7 @@ from treeplay.values.place import Trail
 from treeplay.wrap.emit import MISS
 
 MakeRecording = Callable[[Call, list[Any]], Recording]
-_MOST_WAITS = 16  # calls that are too early to record, before a program is refused
+_MOST_WAITS = 8  # calls that are too early to record, before a program is refused
 
 
 class _NumbersStay(Exception):
@@ -67,7 +68,7 @@ class CallRecorder:
 
     def _attempt(self, entry: Entry, call: Call, seen: Observation, *, has_changed: bool) -> Callable[[], Any]:
         """What gives the result: called while no error is handled, for a program that runs as it is would find that."""
-        answers = self._answers
+        answers, began = self._answers, perf_counter()
         entry.was_observed = entry.is_told = False
         recording = None
         try:
@@ -90,10 +91,12 @@ class CallRecorder:
         except _CountsUp:
             return partial(self.record, entry, answers.cache.keys.state.marked(call), seen, has_changed=has_changed)
         except TooEarly as early:
-            entry.waits += 1
-            if entry.waits < _MOST_WAITS:
-                return partial(answers.eagerly, entry, call, "too early to record")
-            return partial(answers.refused, entry, early, call)
+            answers.cache.budget.waits(entry, perf_counter() - began)
+            if entry.waits >= _MOST_WAITS:
+                return partial(answers.refused, entry, early, call)
+            told = f"{TOO_EARLY}: {str(early).splitlines()[0]}"
+            entry.causes += [told] * (told not in entry.causes)
+            return partial(answers.eagerly, entry, call, TOO_EARLY)
         except Differing as differing:
             if has_changed:  # and does count
                 return lambda: UNLIKE
@@ -117,6 +120,7 @@ class CallRecorder:
                 return partial(answer_raised, answers, entry, recording, [error], call)
             return partial(answers.broken, entry, as_internal(error, "recording a call"), call)
         if out is not MISS:
+            entry.waits = 0
             answers.cache.adopt(entry, recording, seen)
             self.promote(entry, recording)
             holdings.hold(answers.cache, self._gate.lock, entry, recording)

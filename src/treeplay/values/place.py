@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from treeplay.values.kinds import PLAIN
+from treeplay.values.kinds import PLAIN, table_of
+from treeplay.values.records import is_record, setter_of
 
 
 class How(Enum):
@@ -28,6 +29,14 @@ class How(Enum):
     CELL = auto()  # parent.cell_contents
     GRAD = auto()  # parent.grad
     ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
+
+
+class Start(Enum):
+    """What the step to a place starts from on each call."""
+
+    FIXED = auto()  # the object that it started from when the place was seen, which must stay the same
+    PARENT = auto()  # the parent's value of the day
+    TABLE = auto()  # the dictionary of attributes of the record that is the parent's value of the day
 
 
 class NthKey(NamedTuple):
@@ -47,7 +56,7 @@ class Place:
     key: Any
     parent: Place | None
     label: str
-    _anew: bool | None = None
+    _start: Start | None = None
 
     @property
     def trail(self) -> Trail | None:
@@ -83,21 +92,25 @@ class Place:
 
     def read(self) -> Any:
         """The value here now; raises KeyError, IndexError, AttributeError or ValueError if there is none."""
+        return self.read_in(self.holder)
+
+    def read_in(self, holder: Any) -> Any:
+        """The value where this step leads from `holder`."""
         match self.how:
             case How.ROOT | How.ARGUMENT:
-                return self.holder
+                return holder
             case How.ITEM:
-                if isinstance(self.holder, dict) and self.key not in self.holder:
+                if isinstance(holder, dict) and self.key not in holder:
                     raise KeyError(self.key)  # a defaultdict would make one
-                return self.holder[self.key]
+                return holder[self.key]
             case How.ATTRIBUTE:
-                return getattr(self.holder, self.key)
+                return getattr(holder, self.key)
             case How.SLOT:
-                return self.key.__get__(self.holder)
+                return self.key.__get__(holder)
             case How.CELL:
-                return self.holder.cell_contents
+                return holder.cell_contents
             case How.GRAD:
-                return self.holder.grad
+                return holder.grad
 
     def read_or(self, default: Any) -> Any:
         """The value here now, or `default` if there is none."""
@@ -112,7 +125,7 @@ class Place:
             case How.ITEM:
                 self.holder[self.key] = value
             case How.ATTRIBUTE:
-                setattr(self.holder, self.key, value)
+                setter_of(self.holder)(self.holder, self.key, value)
             case How.SLOT:
                 self.key.__set__(self.holder, value)
             case How.CELL:
@@ -123,30 +136,42 @@ class Place:
                 raise AttributeError(f"{self.label} cannot be assigned")
 
     @property
-    def is_read_anew(self) -> bool:
-        """Whether the step starts from its parent's value of the day, not from an object that must stay the same.
+    def starts(self) -> Start:
+        """What the step starts from on each call.
 
         Decided when it is first asked, while the program is as it was traced.
         """
-        if self._anew is None:
-            object.__setattr__(self, "_anew", self._starts_from_its_parent())
-        return bool(self._anew)
+        if self._start is None:
+            object.__setattr__(self, "_start", self._found_start())
+        return self._start or Start.FIXED
 
-    def _starts_from_its_parent(self) -> bool:
+    @property
+    def is_read_anew(self) -> bool:
+        """Whether the step starts from its parent's value of the day, not from an object that must stay the same."""
+        return self.starts is not Start.FIXED
+
+    def _found_start(self) -> Start:
         if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
-            return False
-        return (
-            self.how is How.GRAD
-            or isinstance(self.holder, (list, tuple, deque))
-            or self.holder is self.parent.read_or(None)
-        )
+            return Start.FIXED
+        if self.how is How.GRAD or isinstance(self.holder, (list, tuple, deque)):
+            return Start.PARENT
+        value = self.parent.read_or(None)
+        if self.holder is value:
+            return Start.PARENT
+        is_in_table = self.how is How.ITEM and table_of(value) is self.holder and is_record(value)
+        return Start.TABLE if is_in_table else Start.FIXED
+
+    def start_in(self, value: Any) -> Any:
+        """What the step starts from where its parent's value is `value`."""
+        return (table_of(value) or {}) if self.starts is Start.TABLE else value
 
     def anew(self) -> Place:
         """The place as it is found now: its step starts from what there is today, where a container was replaced."""
         if self.parent is None or not self.is_read_anew:
             return self
-        parent = self.parent.anew()
-        return replace(self, holder=parent.read_or(self.holder), parent=parent)
+        parent, gone = self.parent.anew(), object()
+        value = parent.read_or(gone)
+        return replace(self, holder=self.holder if value is gone else self.start_in(value), parent=parent)
 
     @property
     def steps(self) -> Iterator[Place]:

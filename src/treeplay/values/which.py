@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from treeplay.values.kinds import is_a, items, table_of
+from treeplay.values.records import held_in_record, is_record
 
 _GOES_BY_ITEMS = (list, tuple, set, frozenset, deque)
 
@@ -30,6 +31,8 @@ def which_in(value: Any, given: Sequence[Any]) -> tuple[int, ...]:
             waiting += [*dict.keys(part), *dict.values(part)]
         elif is_a(part, _GOES_BY_ITEMS):
             waiting += items(part)
-        if not is_a(part, (torch.nn.Module, torch.optim.Optimizer)):
+        if is_record(part):
+            waiting += [held for _, held in held_in_record(part)]
+        elif not is_a(part, (torch.nn.Module, torch.optim.Optimizer)):
             waiting += (table_of(part) or {}).values()
     return tuple(found)

@@ -28,6 +28,7 @@ from treeplay.errors import DidNotPass, TakenBack
 from treeplay.torch_seam import flags
 from treeplay.values.output import Computed, Static
 from treeplay.values.place import How, Place
+from treeplay.values.records import setter_of
 from treeplay.values.signature import Argument, Gone, Kind, Signature, State, StateContainer, Write
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.ambience import Ambience
@@ -259,7 +260,9 @@ class _CallEmitter(CallText):
             case How.SLOT:
                 self.add(f"{self.constant(place.key)}.__set__({self.base(place)}, {value})")
             case _:
-                self.add(f"setattr({self.base(place)}, {place.key!r}, {value})")
+                put = setter_of(place.holder)
+                name = "setattr" if put is setattr else self.use("put", put)
+                self.add(f"{name}({self.base(place)}, {place.key!r}, {value})")
 
     def owner(self, place: Place) -> str:
         """The variable of the tensor whose gradient `place` is."""

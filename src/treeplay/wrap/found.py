@@ -45,7 +45,8 @@ def current(place: Place, call: Call) -> Any:
             return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
         is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
         if place.parent is not None and (place.is_read_anew or is_of_argument):
-            return replace(place, holder=current(place.parent, call)).read()
+            value = current(place.parent, call)
+            return replace(place, holder=place.start_in(value) if place.is_read_anew else value).read()
         return place.read()
     except (KeyError, IndexError, AttributeError, ValueError, TypeError):
         return ABSENT

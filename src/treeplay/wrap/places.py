@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from treeplay.codegen import Writer
-from treeplay.values.place import How, Place
+from treeplay.values.place import How, Place, Start
 from treeplay.values.signature import Argument, Constant, GivenContainer, State
 
 Operand = Argument | State | Constant | GivenContainer | Place
@@ -67,7 +67,8 @@ class CallText(Writer):
     def base(self, place: Place) -> str:
         """What the step to `place` starts from: its parent's value of the day, or a constant object."""
         if place.is_read_anew and place.parent is not None:
-            return self.value(place.parent)
+            value = self.value(place.parent)
+            return f"{value}.__dict__" if place.starts is Start.TABLE else value
         if place.parent is not None and place.parent.how is How.ARGUMENT:
             return self.leaves[place.parent.key]
         return self.constant(place.holder)

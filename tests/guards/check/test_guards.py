@@ -378,7 +378,7 @@ def test_state_that_stays_in_its_container_is_found_once(where: str) -> None:
     for _ in range(4):
         jitted(torch.ones(3))
     guards = of_the_recording(jitted)
-    assert guards.may_keep and guards.kept is not None and not guards._read_anew and not guards._loose, holder
+    assert guards.may_keep and guards.kept is not None and not guards._state_is_alike.read_anew, holder
 
 
 def test_state_in_a_list_whose_tensors_keep_being_replaced_is_read_anew() -> None:
@@ -388,7 +388,7 @@ def test_state_in_a_list_whose_tensors_keep_being_replaced_is_read_anew() -> Non
         state[0] = torch.ones(3)
         jitted(torch.ones(3))
     guards = of_the_recording(jitted)
-    assert [str(place)[-3:] for place in guards._read_anew] == ["[0]", "[1]"]
+    assert [str(place)[-3:] for place in guards._state_is_alike.read_anew] == ["[0]", "[1]"]
     assert jitted.statistics().replays == 5
 
 
@@ -399,4 +399,4 @@ def test_state_beside_a_global_that_keeps_changing_is_found_once() -> None:
     for call in range(6):
         names["other"] = call
         jitted(torch.ones(3))
-    assert not of_the_recording(jitted)._read_anew
+    assert not of_the_recording(jitted)._state_is_alike.read_anew

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import types
@@ -146,3 +147,73 @@ def test_a_generator_that_keeps_an_error_which_the_program_raises_goes_on() -> N
         with pytest.raises(ValueError, match="kept"):
             step(torch.ones(3))
     assert next(feeding) == 2
+
+
+@dataclasses.dataclass
+class _Scale:
+    values: dict[str, Any]
+
+
+NUMBERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "a number": (lambda number: number, lambda found: found),
+    "a tuple": (lambda number: (1, [number]), lambda found: found[1][0]),
+    "an object": (lambda number: _Scale({"rate": number}), lambda found: found.values["rate"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("ending", ["too early", "refused", "raised", "recorded"])
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("maxsize", [1, None])
+def test_a_function_that_caches_numbers_keeps_none_of_a_trace(maxsize: int | None, kind: str, ending: str) -> None:
+    """It gave numbers that stand for others, `nan` behind their trace, to treeplay's calls and to eager ones from then on."""
+    put, take = NUMBERS[kind]
+    scales, kept = [1.0], list[torch.Tensor]()
+    number = functools.lru_cache(maxsize)(lambda n: put(n * scales[0]))
+    same = functools.lru_cache(maxsize)(lambda: put(scales[0]))
+    ones = functools.lru_cache(1)(lambda n: torch.ones(3) * n)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x - take(number(4)) * take(same())
+        if ending == "too early":
+            y = y + ones(3) - ones(4) + 1
+        elif ending == "refused":
+            kept.append(y)
+        elif ending == "raised" and scales[0] == 3.0:
+            raise ValueError
+        return y
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="eager")
+    for k in range(12):
+        if k % 2 == 0:
+            scales[0] = float(k // 2)
+            number.cache_clear()
+            same.cache_clear()
+        with contextlib.suppress(ValueError):
+            assert_same(jitted(torch.ones(3)), 1 - torch.full((3,), 4.0) * scales[0] ** 2)
+        for cached in (number(4), same()):
+            assert type(take(cached)) is float
+        assert take(number(4)) == 4 * scales[0] and take(same()) == scales[0]
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+def test_a_number_that_a_trace_was_given_is_no_key_of_a_cache() -> None:
+    scales = [1.0]
+    doubled = functools.lru_cache(2)(lambda scale: scale * 2)
+    ones = functools.lru_cache(1)(lambda n: torch.ones(3) * n)
+    jitted = treeplay.jit(lambda x: x - doubled(scales[0]) + ones(3) - ones(4), lower="aten", on_refusal="eager")
+    for k in range(12):
+        scales[0] = float(k // 2)
+        assert_same(jitted(torch.ones(3)), torch.ones(3) - scales[0] * 2 - 1)
+        assert type(doubled(scales[0])) is float
+
+
+def test_numbers_that_were_cached_before_the_trace_stay() -> None:
+    scales = [1.0]
+    number = functools.cache(lambda n: [n * scales[0]])
+    jitted = treeplay.jit(lambda x, n: x - number(n)[0], lower="aten", on_refusal="eager")
+    before = number(7)
+    for k in range(6):
+        scales[0] = float(k)
+        assert_same(jitted(torch.ones(3), k // 3), torch.ones(3) - number(k // 3)[0])
+    assert number(7) is before

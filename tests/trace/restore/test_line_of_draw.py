@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from random import gauss
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,3 +87,48 @@ def test_a_refusal_names_the_line_that_draws(program: Program) -> None:
         random.setstate(state[0])
         np.random.set_state(state[1])
     assert caught.value.where is not None and "# this line" in caught.value.where.source
+
+
+_LIBRARY = """
+import numpy
+
+def spread(n):
+    return _drawn(n) * 2
+
+def _drawn(n):
+    return numpy.random.rand(n).sum()
+
+class Noise:
+    def shake(self):
+        return spread(3)
+"""
+
+
+def _library(folder: Path) -> ModuleType:
+    """A module that counts as an installed one."""
+    file = folder / "site-packages" / "shaking.py"
+    file.parent.mkdir()
+    file.write_text(_LIBRARY)
+    library = ModuleType("shaking")
+    exec(compile(_LIBRARY, str(file), "exec"), vars(library))
+    return library
+
+
+@pytest.mark.parametrize("is_method", [False, True])
+def test_the_users_own_line_that_leads_to_a_draw_in_a_library(is_method: bool, tmp_path: Path) -> None:
+    library = _library(tmp_path)
+    noise = library.Noise()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 - 1
+        return y * (noise.shake() if is_method else library.spread(2))
+
+    jitted = treeplay.jit(step, lower="aten", on_refusal="raise")
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal) as told:
+        jitted(torch.ones(2))
+    where = told.value.where
+    assert where is not None and where.called_from is not None
+    assert where.function == "_drawn"
+    assert where.called_from.file == __file__
+    assert where.called_from.line - step.__code__.co_firstlineno == 2

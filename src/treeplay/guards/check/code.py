@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.alike import check_of_plain, check_of_slot
+from treeplay.guards.alike import check_of_plain
 from treeplay.guards.check.tables import all_are, entry_conditions, filled
 from treeplay.guards.check.words import Words
 from treeplay.guards.conditions import Asked, Code, ContainerGuard
@@ -67,6 +67,7 @@ def emit_check(
     others = itertools.chain(
         *(filled(text, guard) for guard in dependencies.tables),
         *(entry_conditions(text, guard) for guard in dependencies.tables if not guard.is_steady),
+        ([f"{text.constant(dependencies.together)}()"] if dependencies.together.slots else ()),
         _orders(text, dependencies, words),
         _attributes(text, dependencies, words),
         *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
@@ -160,7 +161,8 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
     for at in sorted(guard.filled):
         yield f"{text.constant(check_of_plain(guard.recorded[at]))}({holder}[{at}])"
     for at in sorted(guard.written - guard.free - guard.filled):
-        yield f"{text.constant(guard.check_of_slot(at, guard.recorded[at]))}({holder}[{at}])"
+        if not guard.slots[at].may_be_shared:
+            yield f"{text.constant(guard.slots[at].fits)}({holder}[{at}])"
 
 
 def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterator[str]:
@@ -171,8 +173,9 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
     for guard in guards:
         if guard.is_free:
             continue
-        if guard.elsewhere is not None:
-            yield f"{text.constant(check_of_slot(guard.recorded, guard.elsewhere, guard.ways))}({text.constant(guard.ask)}())"
+        if guard.slot is not None:
+            if not guard.slot.may_be_shared:
+                yield f"{text.constant(guard.slot.fits)}({text.constant(guard.ask)}())"
         elif guard.is_fresh:
             yield f"{text.constant(is_same)}({text.constant(guard.ask)}(), {text.constant(guard.recorded)})"
         elif isinstance(guard, HasGradient) and guard.recorded:
@@ -232,7 +235,8 @@ def _tensors(
     if (
         may_move
         or dependencies.filled()
-        or any(guard.is_free or guard.elsewhere is not None for guard in dependencies.asked)
+        or dependencies.together.slots
+        or any(guard.is_free or guard.slot is not None for guard in dependencies.asked)
     ):
         yield f"{text.constant(state_is_alike)}()"
     for guard in facts:

@@ -21,6 +21,7 @@ import torch
 
 from treeplay.guards.alive import one_would_be_gone
 from treeplay.guards.check.quick import QuickCheck
+from treeplay.guards.check.state import StateCheck
 from treeplay.guards.check.words import never
 from treeplay.guards.conditions import Comparison
 from treeplay.guards.containers import Table
@@ -44,15 +45,12 @@ class Guards:
         "__weakref__",
         "_dependencies",
         "_facts",
-        "_filled",
-        "_fixed",
         "_holders",
-        "_loose",
         "_pinned",
         "_quick",
-        "_read_anew",
         "_spots",
         "_state",
+        "_state_is_alike",
         "compared_with_arguments",
         "holds",
         "identity",
@@ -76,11 +74,8 @@ class Guards:
         self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
         self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
-        self._loose: list[int] = []  # state that may be replaced without another guard telling of it
-        self._read_anew: tuple[Place, ...] = ()  # places of state that `holds` does not imply to be as they were
-        self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
+        self._state_is_alike = StateCheck()
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
-        self._filled: tuple[Callable[[], Any], ...] = ()  # what `Dependencies.filled` gave last
         self._quick: QuickCheck | None = None
         # Not a method, by which guards that are never asked would keep themselves.
         self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
@@ -145,7 +140,7 @@ class Guards:
                 yield found
         if not self.are_distinct(comparison.replaced):
             yield Mismatch("state", "different tensors", "one tensor in two places")
-        if not comparison.slots_are_apart():
+        if not comparison.slots_are_apart() or not dependencies.together():
             yield Mismatch("state", "different containers", "one container in two places")
         yield from self._attributes_of_state(comparison)
 
@@ -190,8 +185,8 @@ class Guards:
             self._quick.forget()
         self._dependencies.forget()
         self._quick, self._facts, self._holders = None, [], {}
-        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, never
-        self._filled = ()
+        self.places_of_inputs, self.kept, self.holds = (), None, never
+        self._state_is_alike.forget()
         self.compared_with_arguments, self.identity = {}, Identity()
 
     def _own_containers(self) -> Iterator[Any]:
@@ -204,6 +199,8 @@ class Guards:
             yield from (guard, guard.recorded)
         yield from (*dependencies.kinds, *dependencies.attributes)
         yield from dependencies.asked
+        for _, pattern in dependencies.together.slots:
+            yield from pattern.parts
         if self._quick is not None:
             yield from self._quick.containers()
 
@@ -215,22 +212,6 @@ class Guards:
         apart = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         apart += [id(replaced[at]) if at in replaced else at for at in self._dependencies.tensors]
         return len(apart) == len({*apart})
-
-    def state_is_alike(self) -> bool:
-        """Whether state that the warm call reads anew, and what others fill places with, is still different tensors, with the
-        attributes that are guarded.
-
-        What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
-        found = [*(place.read_or(None) for place in self._read_anew), *(content() for content in self._filled)]
-        anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
-        if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
-            return False
-        for at in self._loose:
-            found, before = self.places_of_inputs[at].read_or(None), self._state.get(at, 0)
-            attributes = vars(found) if isinstance(found, torch.Tensor) else {}
-            if (attributes or self._holders.get(before)) and id(attributes) != before:
-                return False
-        return True
 
     @staticmethod
     def _is_newer(table: Table) -> bool:
@@ -267,20 +248,27 @@ class Guards:
         # Where containers were replaced, from today's on.
         self.places_of_inputs = tuple(place.anew() for place in self.places_of_inputs)
         pinned = self._pinned or set()
-        loose = (at for at, place in enumerate(self.places_of_inputs) if not _spots_of(place, but=How.GRAD) <= pinned)
-        self._loose = [*loose]
-        self._filled = self._dependencies.filled()
-        anew: list[Place] = []
+        loose: dict[int, Place] = {}
+        others: list[Place] = []
         fixed = {*self._dependencies.tensors}
-        for place in self.places_of_inputs:
+        for at, place in enumerate(self.places_of_inputs):
             if _stays(place, pinned):
                 fixed.add(id(place.read_or(None)))
+            elif _spots_of(place, but=How.GRAD) <= pinned:
+                others.append(place)
             else:
-                anew.append(place)
-        self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
+                loose[at] = place
+        self._state_is_alike.compare(
+            [*loose.values()],
+            others,
+            before=[self._state.get(at, 0) for at in loose],
+            filled=self._dependencies.filled(),
+            fixed=frozenset(fixed),
+            holders=self._holders,
+        )
         if self._quick is None:
             self._quick = QuickCheck(
-                self._dependencies, self._facts, state_is_alike=self.state_is_alike, again=self.again, use=self._use
+                self._dependencies, self._facts, state_is_alike=self._state_is_alike, again=self.again, use=self._use
             )
         self._quick.write()
         self.kept = None
@@ -296,4 +284,4 @@ def _stays(place: Place, pinned: set[Any]) -> bool:
 
 def _spots_of(place: Place, but: How | None = None) -> set[tuple[int, Any] | None]:
     """The entries on the way to a place that may become others: not those of a tuple, which stays what it is where it is."""
-    return {spot_of(step) for step in place.steps if step.how is not but and type(step.holder) is not tuple}
+    return {spot_of(step) for step in place.steps if step.how is not but and not isinstance(step.holder, tuple)}

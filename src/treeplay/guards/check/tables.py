@@ -35,7 +35,10 @@ def entry_conditions(text: Writer, guard: Table) -> Iterator[str]:
             if guard.names is None:
                 yield f"{constant} in {holder}"
         elif key in guard.written and not is_a(value, PLAIN):
-            yield f"{text.constant(guard.check_of_slot(key, value))}({holder}[{constant}])"
+            if not guard.slots[key].may_be_shared:
+                yield f"{text.constant(guard.slots[key].fits)}({holder}[{constant}])"
+            elif guard.names is not None:
+                yield f"{constant} in {holder}"
         else:
             yield f"{holder}[{constant}] is {text.constant(value)}"
 

@@ -14,6 +14,8 @@ from threading import get_ident
 from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
+import torch
+
 from treeplay.guards.reads.machinery import is_of_a_trace
 from treeplay.sandbox.signal_handlers import InFront, signal_handlers
 
@@ -50,6 +52,9 @@ class RanCode(Protocol):
 
     def messages(self) -> set[str]:
         """The methods of loggers that were given a message and took it, as `info`."""
+
+    def states_set(self) -> int:
+        """How often random generators of torch's were given a state so far."""
 
 
 def noting() -> RanCode:
@@ -126,6 +131,14 @@ class _Profiled:
         took = (entry for entry in ran if any(call.code is _PASSES_ON for call in entry.calls or ()))
         return {entry.code.co_name for entry in took if entry.code in _TAKES_MESSAGES}
 
+    def states_set(self) -> int:
+        try:
+            entries = self._profile.getstats()
+        except MemoryError:  # as in `stop`
+            self.is_complete = False
+            return 0
+        return sum(entry.callcount for entry in entries if entry.code in _SETS_A_STATE)
+
 
 class _Monitored:
     """By `sys.monitoring`, which tells of every thread: of ours, each function is noted once, and its calls of builtins."""
@@ -138,6 +151,7 @@ class _Monitored:
         self._methods: set[str] = set()
         self._known: dict[tuple[int, str], type] = {}  # of which `_methods` tells, by the `id` of the class
         self._messages: set[str] = set()
+        self._states_set = 0
         self._thread = 0
         self._is_on = False
         self.is_complete = True
@@ -187,6 +201,9 @@ class _Monitored:
     def messages(self) -> set[str]:
         return self._messages
 
+    def states_set(self) -> int:
+        return self._states_set
+
     def _on_start(self, code: CodeType, _: int) -> Any:
         if not self._is_on or signal_handlers.is_running or get_ident() != self._thread:
             return None
@@ -211,6 +228,7 @@ class _Monitored:
 
     def _note_method(self, cls: type, name: str) -> None:
         """Of the class that has the method: an object of a class derived from `Random` draws by `Random.random`."""
+        self._states_set += cls is torch.Generator and name in _SETTERS
         if (id(cls), name) not in self._known:
             self._known[id(cls), name] = cls
             owner = next((base for base in _BASES(cls) if name in _NAMESPACE(base)), cls)
@@ -241,5 +259,7 @@ _PASSES_ON = logging.Logger._log.__code__
 _TAKES_MESSAGES = frozenset(
     getattr(logging.Logger, name).__code__ for name in ("debug", "info", "warning", "error", "critical", "log")
 )
+_SETTERS = ("set_state", "graphsafe_set_state", "manual_seed", "seed")
+_SETS_A_STATE = frozenset(f"<method '{name}' of 'torch._C.Generator' objects>" for name in _SETTERS)
 _METHOD = re.compile(r"<method '(\w+)' of '([\w.]+)' objects>")
 _Profiler: Any = cProfile.Profile.__mro__[1]  # what the interpreter knows as the profiler, in C

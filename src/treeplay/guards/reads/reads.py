@@ -214,6 +214,10 @@ class Reads:
                 finally:
                     self.resume()
 
+    def states_set(self) -> int:
+        """How often the program has given random generators of torch's a state so far."""
+        return self._ran.states_set()
+
     def note_store(self, value: Any, name: str) -> None:
         """`name` of `value` will be assigned or deleted, by the code two frames below."""
         if self.is_noting and not signal_handlers.is_running and get_ident() == self._thread:

@@ -16,9 +16,10 @@ import types
 import typing
 from typing import Any
 
+from treeplay.guards.caches import cache_guard
 from treeplay.guards.conditions import Asked, Code
 from treeplay.guards.containers import Table
-from treeplay.guards.entries import content_of, results_in, table_of_cache
+from treeplay.guards.entries import content_of
 from treeplay.guards.reads.functions import function_with_code, functions_with
 from treeplay.guards.reads.names import inner_code
 from treeplay.guards.walk.namespaces import Namespaces
@@ -128,12 +129,12 @@ class Functions:
         self._walk.enter(function.__wrapped__, label)
         if function.__module__ == "typing":  # whose caches forget, and whose answers are the same whenever asked
             return
-        table = table_of_cache(function)
-        if table is not None and self._walk.meet(table):
-            cache = Table(table, f"cache of {label}")
-            cache.may_grow = True
-            self._walk.dependencies.add_table(cache)
-        self._walk.enter_each(results_in(function), f"a result of {label}")
+        guard = cache_guard(function, f"cache of {label}")
+        if guard is None:
+            return
+        if self._walk.meet(guard.holder):
+            self._walk.dependencies.add_table(guard)
+        self._walk.enter_each(list(guard.recorded.values()), f"a result of {label}")
 
     def enter_unfound(self) -> None:
         """Enter functions that ran though no path leads to them."""

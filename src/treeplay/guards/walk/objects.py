@@ -60,6 +60,7 @@ from treeplay.values.kinds import (
     slots_of,
     table_of,
 )
+from treeplay.values.records import held_in_record
 
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 
@@ -293,7 +294,7 @@ def _is_of_the_run(noted: ObjectReads) -> bool:
     # What is put into its dictionary past its attributes is assigned by nobody.
     if table and (noted.was_empty or all(noted.assigned.get(name) is ABSENT for name in table)):
         return True
-    values = list(table.values())
+    values = [held for _, held in held_in_record(noted.object)]
     values += [item for value in values if is_a(value, dict) for item in value.values()]
     values += [item for value in values if is_a(value, (list, tuple)) for item in value]
     return any(is_a(value, (FakeTensor, torch.SymFloat, torch.SymInt)) for value in values)

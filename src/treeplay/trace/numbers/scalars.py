@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ class Scalar(AskedByTorch):
         self.boolean = boolean
         self.integer = integer
         self.is_numpys = is_numpys
+        world.made.append(weakref.ref(self))
         if integer and isinstance(node, torch.fx.Node):
             node.meta["is_integer"] = True
 

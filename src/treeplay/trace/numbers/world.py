@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -37,11 +38,17 @@ class ScalarWorld:
     partial: list[tuple[str, torch.fx.Node]] = field(default_factory=list)
     reads: Reads | None = None  # which is not to note what we do ourselves
     thread: int = field(default_factory=get_ident)
+    made: list[weakref.ref[Any]] = field(default_factory=list)  # the nodes of its numbers
 
     @property
     def is_mine(self) -> bool:
         """Whether this thread traces. Another one that comes across a number finds today's value, and leaves no mark."""
         return get_ident() == self.thread
+
+    def has_left(self) -> bool:
+        """Whether a number that the run computed is alive still. One that stands for an input is in hands of ours too."""
+        nodes = [node for ref in self.made if (node := ref()) is not None]
+        return any(not isinstance(node.node, torch.fx.Node) or node.node.op != "placeholder" for node in nodes)
 
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""

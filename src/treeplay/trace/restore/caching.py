@@ -1,7 +1,7 @@
 """Caches: what functions (`functools.lru_cache`), and tables of libraries, keep of a trace is not there for later calls.
 
-A trace that misses such a cache fills it with tensors that have no data. No survey sees into one, so nothing puts it back: the
-program would be given these tensors from then on, in calls that run as they are too.
+A trace that misses such a cache fills it with tensors that have no data, and with symbols for numbers. No survey sees into one,
+so nothing puts it back: the program would be given these from then on, in calls that run as they are too.
 """
 
 from __future__ import annotations
@@ -12,29 +12,42 @@ import inspect
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from treeplay.guards.entries import results_in, table_of_cache
+from treeplay.guards.caches import entries_in, is_limited, table_of_cache
+from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.restore.bare import bare, fill
-from treeplay.trace.run.tape import TraceTape
+from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import MUTABLE_CONTAINERS, is_a, module_of, table_of
 
 _CACHING = type(functools.lru_cache(len))
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_DEEPEST = 4  # tensors in the containers and objects of a result
+_DEEPEST = 4  # tensors and numbers in the containers and objects of a result
 
 
-def forget_cached(tape: TraceTape) -> None:
-    """Have each function that keeps a tensor of a trace forget it. That is a look through all objects there are, which takes
-    long: not where only the frames of a run that came to no end hold such tensors."""
-    if tape.leaked():
+def forget_cached(run: TracedRun) -> None:
+    """Have each function that keeps a tensor or a number of a trace forget it. That is a look through all objects there are,
+    which takes long: not where only the frames of a run that came to no end hold such ones. What stands for an input is in
+    hands of ours as well: functions that the survey has found are asked for it."""
+    tape, world = run.tracer.tape, run.tracer.world
+
+    def is_of_trace(value: Any) -> bool:
+        if is_a(value, SYMBOLS):
+            return getattr(value.node, "world", None) is world
+        return tape.is_own(value)
+
+    if tape.leaked() or world.has_left():
         _let_frames_go(sys.exception())
-    if tape.leaked():
-        tape.was_cached |= _forget_in_functions(tape.is_own)
+    if tape.leaked() or world.has_left():
+        # All of them: a library's function is called by code that no survey reads.
+        every = [value for value in gc.get_objects() if type(value) is _CACHING]
+        tape.was_cached += _forget_in_functions(every, is_of_trace)
+    elif world.made:
+        tape.was_cached += _forget_in_functions(run.found.cached, is_of_trace)
 
 
 def _let_frames_go(error: BaseException | None) -> None:
@@ -49,22 +62,23 @@ def _let_frames_go(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _forget_in_functions(is_of_trace: Callable[[torch.Tensor], bool]) -> bool:
-    """Whether there was a function to forget something."""
-    is_any = False
-    # All of them: a library's function is called by code that no survey reads.
-    for function in [value for value in gc.get_objects() if type(value) is _CACHING]:
-        if not any(_holds(value, is_of_trace, _DEEPEST) for value in results_in(function)):
+def _forget_in_functions(functions: Iterable[Any], is_of_trace: Callable[[Any], bool]) -> list[Any]:
+    """Those that had something to forget."""
+    found = []
+    for function in functions:
+        # By its key too: a number that was decided may be one.
+        keys = [key for key, value in entries_in(function) if _holds((key, value), is_of_trace, _DEEPEST + 1)]
+        if not keys:
             continue
-        is_any = True
-        if function.cache_parameters()["maxsize"] is not None:
+        found.append(function)
+        if is_limited(function):
             # Its entries are linked outside of Python, and none can be taken out alone. It may drop any of them by itself.
             function.cache_clear()
             continue
         entries = table_of_cache(function) or {}
-        for key in [key for key, value in [*entries.items()] if _holds(value, is_of_trace, _DEEPEST)]:
+        for key in keys:
             entries.pop(key, None)
-    return is_any
+    return found
 
 
 def forget_in_tables(kept: Sequence[torch.Tensor]) -> None:
@@ -106,8 +120,8 @@ def _take_out(holder: Any, known: Set[int]) -> None:
         fill(holder, left)
 
 
-def _holds(value: Any, is_of_trace: Callable[[torch.Tensor], bool], depth: int) -> bool:
-    if is_a(value, torch.Tensor):
+def _holds(value: Any, is_of_trace: Callable[[Any], bool], depth: int) -> bool:
+    if is_a(value, (torch.Tensor, *SYMBOLS)):
         return is_of_trace(value)
     if not depth or is_a(value, torch.nn.Module) or callable(value):
         return False

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
+from inspect import unwrap
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from treeplay.guards.entries import content_of
@@ -36,8 +37,31 @@ def line_of_draw(generator: Any, reads: Reads) -> Location | None:
         for one in code:
             for line, steps in steps_by_line(one).items():
                 if any(_uses(generator, chain, is_told=is_told) for chain in _chains(steps, names[one])):
-                    return Location(one.co_filename, line, one.co_name)
+                    return Location(one.co_filename, line, one.co_name, _own_line_to(one, names))
     return None
+
+
+def _own_line_to(code: CodeType, names: Mapping[CodeType, Mapping[str, Any]]) -> Location | None:
+    """The user's own line that leads to code of a library, among the code that ran; None for code of the user's own."""
+    reached, waiting = {code}, [code]
+    while waiting and not is_user_file(code.co_filename):
+        wanted = waiting.pop(0)
+        for one in names:  # the user's own first
+            for line, steps in steps_by_line(one).items() if one not in reached else ():
+                if any(_calls(wanted, *chain) for chain in _chains(steps, names[one])):
+                    if is_user_file(one.co_filename):
+                        return Location(one.co_filename, line, one.co_name)
+                    reached.add(one)
+                    waiting.append(one)
+                    break
+    return None
+
+
+def _calls(code: CodeType, found: Any, name: str) -> bool:
+    """Whether what a line looks up is the function with this code, or a method by its name of what no name tells."""
+    if is_a(found, FunctionType):
+        return getattr(unwrap(found), "__code__", None) is code or found.__code__ is code
+    return found is _UNKNOWN and name == code.co_name
 
 
 def _names_of(code: CodeType) -> Mapping[str, Any]:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.torch_seam.autograd import is_computed_again
+from treeplay.guards.reads.reads import Reads
+from treeplay.torch_seam.checkpoints import is_drawn_anew
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import address_of
 from treeplay.trace.numbers.scalar_ops import takes_symbolic_numbers
@@ -91,9 +92,14 @@ class _Drawn:
 class SequenceOfDraws:
     """The draws of a trace: each from the state that the one before left, or from one from which the run has drawn before."""
 
-    def __init__(self, tape: TraceTape, generators: TrackedGenerators) -> None:
+    def __init__(self, tape: TraceTape, generators: TrackedGenerators, reads: Reads) -> None:
         self._tape = tape
         self._generators = generators
+        self._reads = reads
+        self._sets: dict[
+            int, int
+        ] = {}  # by generator, how often the program had set any when a repetition began or ended
+        self._left: dict[int, int] = {}  # by generator, the seed that the last draw has left, if it was repeated
         # By generator and by the seed that marks the state. None: something that cannot be repeated.
         self._drawn: dict[tuple[int, int], _Drawn | None] = {}
 
@@ -108,7 +114,7 @@ class SequenceOfDraws:
                 "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
                 where,
             )
-        if is_computed_again():
+        if is_drawn_anew():
             self._tape.drawn_again = self._tape.drawn_again or (spoken_name(func), where)
         self._tape.generators[address_of(generator)] = generator
         at = address_of(generator), generator.initial_seed()
@@ -118,6 +124,8 @@ class SequenceOfDraws:
             if func is _DROPS:
                 return aten.native_dropout_backward.default, (args[0], kept, _scale(given)), {}, kept
             return (aten.copy_.default, (args[0], kept), {}, None) if func in FILLS else (_CLONE, (kept,), {}, None)
+        if self._left.pop(at[0], None) is not None:
+            self._sets[at[0]] = self._reads.states_set()
         self._generators.draw(generator)
         self._drawn[at] = None
         after = generator.initial_seed()
@@ -150,6 +158,13 @@ class SequenceOfDraws:
                 "seed outside of the program; a state that the program puts back must be one that it has read in this call",
                 where,
             )
+        if not self._has_set(*at):
+            raise self._tape.refuse(
+                spoken_name(func),
+                "draws from an earlier state of the generator, which another thread has put back meanwhile",
+                "give the program generators of its own, or record it while no other thread sets the state of torch's",
+                where,
+            )
         if not _may_repeat(func, given):
             raise self._tape.refuse(
                 spoken_name(func),
@@ -168,8 +183,17 @@ class SequenceOfDraws:
                 where,
             )
         self._generators.go_on(generator, earlier.after)
+        self._left[at[0]] = earlier.after
         self._tape.repeated = self._tape.repeated or (spoken_name(func), where)
         return self._kept(earlier)
+
+    def _has_set(self, generator: int, seed: int) -> bool:
+        """Whether the program has put back this state, as far as it can be told: by how often it has put back any."""
+        if self._left.get(generator) == seed:  # it goes on from there
+            return True
+        sets, before = self._reads.states_set(), self._sets.get(generator, 0)
+        self._sets[generator] = sets
+        return sets > before
 
     def _kept(self, earlier: _Drawn) -> torch.Tensor:
         """A copy of what was drawn then, made at once: the program may have overwritten it since."""

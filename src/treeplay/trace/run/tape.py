@@ -6,7 +6,7 @@ import contextlib
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ import torch.fx
 from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.errors import Refusal
-from treeplay.observe.lines import user_location
+from treeplay.observe.lines import is_user_file, user_location
 from treeplay.torch_seam.autograd import shares_version
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.layers import is_parametrized_cache
@@ -72,7 +72,7 @@ class TraceTape:
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones
-        self.was_cached = False  # a function has kept a tensor of the trace, and has forgotten it since
+        self.was_cached: list[Any] = []  # functions that have kept a tensor of the trace, and have forgotten it since
         self.uses_backward = False
         self.fills_gradients = False  # by a backward that adds to `.grad`
         self.home: Location | None = None  # of the program as a whole, once it has run
@@ -90,6 +90,9 @@ class TraceTape:
     ) -> Refusal:
         """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
         where = where or self.home or user_location()
+        is_in_library = where is not None and where.called_from is None and not is_user_file(where.file)
+        if is_in_library and where is not None and self.home is not None and is_user_file(self.home.file):
+            where = replace(where, called_from=self.home)  # the run is over: no line of the program's is running
         reason = Reason(op=op, why=why, advice=advice, where=where, may_pass=may_pass)
         if self.refusal is None:
             self.refusal = reason
@@ -244,10 +247,26 @@ class TraceTape:
         return [fake for ref in self._fakes if (fake := ref()) is not None]
 
 
+_SETS = {
+    torch.ops.aten.set_.default,
+    torch.ops.aten.set_.source_Tensor,
+    torch.ops.aten.set_.source_Tensor_storage_offset,
+}
+
+
 def why_not_followed(func: Any) -> tuple[str, str] | None:
     """Why no trace follows an operator, and what to do instead."""
     if func is torch.ops.aten._make_dual.default:
         return "starts forward-mode derivatives", "use reverse mode: torch.func.vjp or jacrev"
+    if (
+        func is torch.ops.aten._new_zeros_with_same_feature_meta.default
+    ):  # zeros that lie in memory as another tensor does
+        return (
+            "gives a view a tangent that its base lacks",
+            "write out of place (torch.cat, torch.where), or give the base a tangent",
+        )
+    if func in _SETS:
+        return "gives a tensor other memory", "write into the tensor, or use the other tensor itself"
     if isinstance(func, HigherOrderOperator):
         why = "takes functions, which a trace does not follow"
         return why, 'use torch.compile(program, backend="treeplay"), which takes such operators'

@@ -21,8 +21,9 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, running_call, user_location
-from treeplay.torch_seam.autograd import is_accumulating, is_computed_again
+from treeplay.torch_seam.autograd import is_accumulating
 from treeplay.torch_seam.casts import note_casts
+from treeplay.torch_seam.checkpoints import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import (
@@ -99,7 +100,7 @@ class Tracer(TorchDispatchMode):
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
-        self._draws = SequenceOfDraws(self.tape, generators)
+        self._draws = SequenceOfDraws(self.tape, generators, reads)
         self.lasting = Lasting(self.refuse)
 
     # --- operators ------------------------------------------------------------------------------------------

@@ -21,14 +21,17 @@ from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
+from treeplay.trace.signature.opened import within_slots
 from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.signature.told_apart import identity_of
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, slots_of
+from treeplay.values.output import Static
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
+from treeplay.values.same import components
 from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 
@@ -48,8 +51,16 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     # Before `free`, which looks at what this adds, too.
     dependencies.guard_the_way([*places, *written])
     dependencies.guard_the_way(returned, themselves=True)
-    dependencies.free(_spots(places), _spots(written), [number.place for number in run.numbers])
-    for tensor in (*run.call.tensors, *_state_in(signature)):
+    inputs = [*_state_in(signature)]
+    dependencies.free(
+        _spots(places),
+        _spots(written),
+        [number.place for number in run.numbers],
+        within=within_slots(run, findings, written),
+        inputs={*map(id, inputs), *map(id, run.call.tensors)},
+        taken={*_objects_in([place.read_or(None) for place in returned]), *_objects_in(_kept(signature))},
+    )
+    for tensor in (*run.call.tensors, *inputs):
         # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
     compared = _loosen(dependencies, run, signature)
@@ -60,6 +71,18 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     guards.compared_with_arguments = compared
     guards.identity = identity
     return guards
+
+
+def _kept(signature: Signature) -> list[Any]:
+    """What a replay returns or stores as the very object that there was."""
+    return [value.value for value in signature.values if isinstance(value, Static)]
+
+
+def _objects_in(values: list[Any]) -> Iterator[int]:
+    """The `id` of each of these, and of what is in the immutable ones among them."""
+    for value in values:
+        yield id(value)
+        yield from _objects_in(components(value) or [])
 
 
 def _loosen(dependencies: Dependencies, run: TracedRun, signature: Signature) -> dict[int, Place]:

@@ -1,20 +1,24 @@
-"""Numbers within containers that a program puts anew into a place: `self.p = (x * 0.9, t + 1)`, where a tuple was before.
+"""Numbers within containers and records that a program puts anew into a place: `self.p = (x * 0.9, t + 1)`, where a tuple was
+before; `self.state = dataclasses.replace(self.state, step=self.state.step + 1)`.
 
 Where another number is within than there was, it is a count, which may be an input: then the place holds the like in each call.
-Only items count. An object that was replaced is another one to guards, whatever is in it.
+An object that is no record and was replaced is another one to guards, whatever is in it.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from treeplay.trace.numbers.scalars import SYMBOLS, unguarded_value
 from treeplay.trace.restore.contents import Change
 from treeplay.trace.survey.found import GONE
 from treeplay.values.flatten import flatten
-from treeplay.values.place import Place
+from treeplay.values.kinds import table_of
+from treeplay.values.place import How, Place
+from treeplay.values.records import is_record
 from treeplay.values.same import is_same
 from treeplay.values.signature import may_be_input
 from treeplay.values.structure import Structure
@@ -35,7 +39,7 @@ class NumbersWithin:
         """The places of numbers in what a place held before that are others in what it holds now, with both."""
         if type(change.after) is type(change.before) and not change.is_blind:
             for place, value in self._below.get(change.place, ()):
-                after = _counterpart(place, change)
+                _, after = _counterpart(place, change)
                 if isinstance(after, SYMBOLS) or (may_be_input(after) and not is_same(after, value)):
                     yield place, value, after
 
@@ -49,17 +53,17 @@ class NumbersWithin:
         return many <= len([*self.counts(change)])
 
 
-def _counterpart(place: Place, change: Change) -> Any:
-    """What is now in the container that was put instead of another one, in the place that `place` was in that one."""
+def _counterpart(place: Place, change: Change) -> tuple[Any, Any]:
+    """What was in `place`, within the container or record that was replaced by another one, and what is there in that one."""
     if place == change.place:
-        return change.after
+        return change.before, change.after
     if place.parent is None:
-        return GONE
-    owner = _counterpart(place.parent, change)
-    # Of a list or a tuple it is an index; an attribute is in a dictionary, and in no container.
-    if type(owner) is not type(place.holder) or (isinstance(owner, dict) and place.key not in owner):
-        return GONE
-    try:
-        return owner[place.key]
-    except (LookupError, TypeError):
-        return GONE
+        return GONE, GONE
+    before, owner = _counterpart(place.parent, change)
+    if type(owner) is not type(before):
+        return GONE, GONE
+    if place.how is How.ITEM and place.holder is not before and is_record(before):
+        before, owner = table_of(before), table_of(owner)
+    if type(owner) is not type(place.holder):
+        return GONE, GONE
+    return place.read_or(GONE), replace(place, holder=owner).read_or(GONE)

@@ -27,6 +27,7 @@ from treeplay.values.location import Location
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import Static
 from treeplay.values.place import Place
+from treeplay.values.records import is_record
 from treeplay.values.same import components, is_value
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
@@ -156,7 +157,8 @@ class References(ViewReferences):
         if not isinstance(value, CONTAINERS) and not is_dataclass_value(value):
             return None
         place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))
-        if place is None or place.read_or(None) is value:
+        # A record that another one took the place of is there when a call begins: it was not made anew.
+        if place is None or place.read_or(None) is value or is_record(value):
             return place
         if isinstance(value, MUTABLE_CONTAINERS):
             raise self.refuse(
@@ -216,8 +218,9 @@ class References(ViewReferences):
         """Whether the next call would have the same value: what it was made of is guarded."""
         if isinstance(value, (list, dict, set, torch.Tensor)):  # others may stand in their places
             return False
-        # A tuple that lasts may be replaced by the like of it, with others of these in it.
-        if (id(value) in self.lasting and not isinstance(value, tuple)) or _is_frozen(value):
+        # A tuple or a record that lasts may be replaced by the like of it, with others of these in it.
+        is_replaced = isinstance(value, tuple) or is_record(value)
+        if (id(value) in self.lasting and not is_replaced) or _is_frozen(value):
             return True
         held = components(value)
         return is_value(value) if held is None else all(map(self.is_constant, held))

@@ -22,6 +22,7 @@ from treeplay.values.flatten import LeafTest, containers, flatten
 from treeplay.values.location import Location
 from treeplay.values.output import Static
 from treeplay.values.place import How, Place, Trail
+from treeplay.values.records import is_record
 from treeplay.values.same import is_same, is_value
 from treeplay.values.signature import Number, Write, may_be_input
 from treeplay.values.structure import Structure
@@ -57,7 +58,7 @@ def find_writes(
         try:
             with results.storing(change.place, snapshot.line_of_change):
                 # Of an object that was there a call would find what it holds in the very object of the trace.
-                opens = results.found.is_new if _is_untouched(change.before, snapshot.reads) else None
+                opens = results.found.is_new if _may_be_another(change.before, snapshot.reads) else None
                 writes.append(_write(change, results, opens, within, is_read_anew=is_read_anew))
         except Refusal as refusal:
             refusals.append((_is_count(change.before, unguarded_value(change.after)), refusal))
@@ -151,11 +152,13 @@ def _is_symbol_of(value: Any, number: Number) -> bool:
     return scalar is not None and scalar.text == number.name
 
 
-def _is_untouched(value: Any, reads: Reads | None) -> bool:
-    """Whether the program read no attribute of an object, or of those inside of a container."""
+def _may_be_another(value: Any, reads: Reads | None) -> bool:
+    """Whether an object is a record, or the program read no attribute of it; and so are those inside of it or a container."""
     _, structure = flatten(value, None, lambda _: True)
     met = (each for _, each, of in containers(structure, value, "") if of.rest is not None)
-    return all(reads is not None and reads.is_watched(each) and not reads.names(each) for each in met)
+    return all(
+        is_record(each) or (reads is not None and reads.is_watched(each) and not reads.names(each)) for each in met
+    )
 
 
 def _write(

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import _lru_cache_wrapper
 from typing import Any
 
-from treeplay.guards.entries import table_of_cache
-from treeplay.guards.reads.names import globals_in, names_in
+from treeplay.guards.caches import entries_in
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Findings
-from treeplay.observe.lines import is_users_or_text
+from treeplay.trace.signature.opened import has_asked
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import containers, given_containers
@@ -85,7 +84,7 @@ def _in_caches(findings: Findings) -> dict[int, Any]:
     """What functions that keep what they have given (`functools.lru_cache`) were called with."""
     found: dict[int, Any] = {}
     for function in [value for value in findings.met.values() if is_a(value, _lru_cache_wrapper)]:
-        for key in table_of_cache(function) or ():
+        for key, _ in entries_in(function):
             found[id(key)] = key
             if is_a(key, (tuple, list)):
                 found.update((id(part), part) for part in items(key))
@@ -121,22 +120,12 @@ def _is_of_arguments(place: Place) -> bool:
 
 def _by_address(reads: Reads) -> Callable[[Any], bool]:
     """Whether the run may know an object by what follows from its address."""
-    if reads.code is None or _has_asked(reads, "id", "__repr__"):
+    if reads.code is None or has_asked(reads, "id", "__repr__"):
         return lambda value: True
-    has_hashed = _has_asked(reads, "hash", "__hash__")
+    has_hashed = has_asked(reads, "hash", "__hash__")
 
     def is_hashed(value: Any) -> bool:
         method: Any = type(value).__hash__
         return has_hashed and method is not None and not hasattr(method, "__code__")
 
     return is_hashed
-
-
-def _has_asked(reads: Reads, function: str, method: str) -> bool:
-    """Whether code of the program may have asked for what follows from the address of an object, by this function of Python's,
-    also under another name, or by this method of `object`. Python's own code and torch's keep none of it."""
-    callers = reads.builtins.get(f"builtins.{function}", ())
-    if any(is_users_or_text(code.co_filename) for code in callers):
-        return True
-    own = (code for code in reads.ran if is_users_or_text(code.co_filename))
-    return any(function in globals_in(code) or method in names_in(code) for code in own)

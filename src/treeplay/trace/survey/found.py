@@ -35,7 +35,8 @@ class Scaler:
 class Survey:
     """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
 
-    `watched`: plain values and functions that the program reads, with what they are now. `cells`: single places that the
+    `watched`: plain values and functions that the program reads, with what they are now. `cached`: functions with a cache
+    (`functools.lru_cache`), which keep what they give. `cells`: single places that the
     program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up. `memories`:
     NumPy arrays and the like, whose content a trace puts back. `namespaces`: globals that code may reach by computed names.
     """
@@ -50,6 +51,7 @@ class Survey:
     watched: list[tuple[Place, Any]] = field(default_factory=list)
     containers: dict[int, Container] = field(default_factory=dict)
     container_places: dict[int, Place] = field(default_factory=dict)
+    cached: list[Any] = field(default_factory=list)
     cells: list[tuple[Place, Any]] = field(default_factory=list)
     iterators: list[Place] = field(default_factory=list)
     memories: list[tuple[Any, Place]] = field(default_factory=list)

@@ -35,7 +35,8 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.entries import behind_proxy, results_in
+from treeplay.guards.caches import results_in
+from treeplay.guards.entries import behind_proxy
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.layers import global_hook_tables, hooks_but_ours
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
@@ -190,6 +191,7 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -
 
 def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None:
     """Follow what a cached function has given; of its containers, which a caller may change, what is in them."""
+    walk.found.cached.append(function)
     waiting = results_in(function)
     seen: set[int] = set()
     while waiting:

@@ -22,6 +22,7 @@ _GROWTH = 1.2  # from look to look, of what a call takes at least
 _SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
 _SECONDS_BETWEEN_TRIES = 60.0  # of a key whose recording was no faster than the program
+_FEW_WAITS = 3  # calls in a row that are too early to record
 _SECONDS_BETWEEN_LOOKS = 1.0  # at a key that was refused
 
 
@@ -97,6 +98,13 @@ class Budget(CompileTime):
         the time and are put off ever longer, as after `outdone`."""
         _put_off(entry, seconds, _SECONDS_BETWEEN_LOOKS, entry.refused)
         entry.refused += 1
+
+    def waits(self, entry: Entry, seconds: float) -> None:
+        """Note that a key's call was found to be too early to record, which took so long. After a few, each time that is tried
+        takes a smaller part of the time since."""
+        entry.waits += 1
+        if entry.waits >= _FEW_WAITS:
+            entry.not_before = perf_counter() + seconds * 2 ** (entry.waits - _FEW_WAITS + 1)
 
     def still_refused(self, entry: Entry, seconds: float) -> None:
         """Note that it took so long to find that nothing speaks for another look at a key that was refused."""

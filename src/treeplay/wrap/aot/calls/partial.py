@@ -9,6 +9,7 @@ here. Computing it with zeros would be slower and, beside an infinite derivative
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam.fx import lazy_module, views_as_reshapes
+from treeplay.torch_seam.operators import OpOverload
 from treeplay.wrap.aot.compilers import LIES_ANEW
 from treeplay.wrap.aot.plan.facts import BackwardGroup
 from treeplay.wrap.aot.tracing.custom_backwards import acting
@@ -98,15 +100,38 @@ def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.
     if node.target is aten.add.Tensor and not node.kwargs:
         parts = [part for part in node.args if part not in zeros]
         if len(parts) == 1 and isinstance(parts[0], torch.fx.Node) and _is_like(parts[0], node):
-            if parts[0].meta["val"].stride() != node.meta["val"].stride():
-                # Eager sums up what follows in the order in which the part lies, and so does what is made of this graph.
-                graph.output_node().meta[LIES_ANEW] = True
-            node.replace_all_uses_with(parts[0])
-            return
+            lies_alike = parts[0].meta["val"].stride() == node.meta["val"].stride()
+            if lies_alike or not _counts_where_it_lies(node):
+                if not lies_alike:
+                    # Eager sums up what follows in the order in which the part lies, and so does what is made of this graph.
+                    graph.output_node().meta[LIES_ANEW] = True
+                node.replace_all_uses_with(parts[0])
+                return
     with graph.inserting_before(node):
         made = {source: _zero(graph, source.meta["val"]) for source in node.all_input_nodes if source in zeros}
     node.args = torch.fx.node.map_arg(node.args, lambda source: made.get(source, source))
     node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda source: made.get(source, source))
+
+
+_BY_STRIDES = frozenset(
+    (aten.as_strided.default, aten._reshape_alias.default, aten.view_as_complex.default, aten.view.dtype)
+)
+
+
+def _counts_where_it_lies(node: torch.fx.Node) -> bool:
+    """Whether what follows a node is right only for the strides that it had in the trace: a `contiguous()` which did nothing
+    there is not in the graph."""
+    seen, left = {node}, [*node.users]
+    while left:
+        user = left.pop()
+        if user in seen or user.op == "output":
+            continue
+        seen.add(user)
+        is_known = isinstance(user.target, OpOverload) and user.target.namespace == "aten"
+        if user.target is not operator.getitem and (not is_known or user.target in _BY_STRIDES):
+            return True
+        left += user.users
+    return False
 
 
 def _is_like(one: torch.fx.Node, other: torch.fx.Node) -> bool:

@@ -45,6 +45,7 @@ class Dependencies:
         self._elsewhere = Elsewhere(frozenset(), {})
         self.together = Together(())  # all slots with more than a tensor in them
         self.twice: Set[int] = frozenset()  # what was met in more than one place, by `id`
+        self.met: dict[type, set[int]] = {}  # by `id`, of classes of which an argument may be another object
         self.orders: dict[
             type, tuple[type, ...]
         ] = {}  # classes, and in which order theirs and their bases' entries count
@@ -143,6 +144,13 @@ class Dependencies:
             self.tensors.pop(tensor, None)
             self._elsewhere.staying.pop(tensor, None)
 
+    def meet_again(self) -> None:
+        """Note among what was `met` the containers that guards went over to."""
+        if self.met:
+            for at, guard in self.containers.items():
+                if type(guard.holder) in self.met:
+                    self.met[type(guard.holder)].add(at)
+
     def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and
         the key of this place."""
@@ -240,6 +248,7 @@ class Dependencies:
         for found in (self.tables, self.items, self.members, self.asked, self.functions, self.data):
             found.clear()
         self.kinds.clear()
+        self.met.clear()
         self.attributes.clear()
         self.together = Together(())
         for by_object in (self.containers, self.tensors, self.orders):

@@ -8,7 +8,7 @@ numbers ───┘                        └─▶ writes (slots such as `.gr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -222,6 +222,20 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Which objects the containers of the arguments may be, each by the variable that a call function has it in.
+
+    `themselves`: with what gives the very one. `strangers`: with the `id`s of objects of its class that the run met elsewhere.
+    `distinct`: those of a class that are as many objects. `slots`: places that a replay writes to, with which of these
+    containers are in what is there (`which_in`)."""
+
+    themselves: tuple[tuple[str, Callable[[], Any]], ...] = ()
+    strangers: tuple[tuple[str, Set[int]], ...] = ()
+    distinct: tuple[tuple[str, ...], ...] = ()
+    slots: tuple[tuple[Place, tuple[str, ...], tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """All that a call must do around the graph."""
 
@@ -244,6 +258,7 @@ class Signature:
     guarded: Any = None  # the guards over everything that the traced run read
     met: tuple[tuple[Constant | State, TensorSpec], ...] = ()  # tensors that are no inputs, and an argument could be
     meetings: tuple[Meeting, ...] = ()  # of containers that are returned, stored or written to
+    identity: Identity = Identity()
     is_inference: bool | None = (
         None  # whether new tensors are of inference mode, where the program sets it; None: as the call
     )

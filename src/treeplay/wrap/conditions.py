@@ -10,6 +10,7 @@ emitter and by `tree/mismatch.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,9 @@ from treeplay.trace.training.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Place
 from treeplay.values.same import is_same
-from treeplay.values.signature import Argument
+from treeplay.values.signature import Argument, GivenContainer
 from treeplay.values.spec import TensorSpec
+from treeplay.values.which import which_in
 from treeplay.wrap.found import current, found_at
 from treeplay.wrap.places import CallText, Operand
 
@@ -116,6 +118,84 @@ class AreOne(Condition):
     def difference(self, call: Call) -> Mismatch | None:
         is_met = (found_at(self.one, call) is found_at(self.other, call)) is self.are_one
         return None if is_met else Mismatch(self.name, *self.told)
+
+
+@dataclass(frozen=True, slots=True)
+class IsItself(Condition):
+    """An argument is the very object that it was."""
+
+    of: GivenContainer
+    name: str
+    original: Callable[[], Any]
+
+    def write(self, text: CallText) -> None:
+        text.require(f"{text.constant(self.original)}() is {text.operand(self.of)}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = found_at(self.of, call)
+        if found is self.original():
+            return None
+        return Mismatch(
+            self.name, f"this {type(found).__name__}, which the program can tell from others", "another object"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IsStranger(Condition):
+    """An argument is none of the objects that the run met elsewhere."""
+
+    of: GivenContainer
+    name: str
+    met: Set[int]
+
+    def write(self, text: CallText) -> None:
+        text.require(f"id({text.operand(self.of)}) not in {text.constant(self.met)}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        if id(found_at(self.of, call)) not in self.met:
+            return None
+        return Mismatch(self.name, "an object that the program has nowhere else", "one that it has elsewhere too")
+
+
+@dataclass(frozen=True, slots=True)
+class AreDistinct(Condition):
+    """Arguments of one class are as many objects."""
+
+    first: GivenContainer
+    others: tuple[GivenContainer, ...]
+
+    def write(self, text: CallText) -> None:
+        every = [text.operand(of) for of in (self.first, *self.others)]
+        if len(every) == 2:
+            text.require(f"{every[0]} is not {every[1]}")
+        else:
+            text.require(f"len({{{', '.join(f'id({of})' for of in every)}}}) == {len(every)}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        every = (self.first, *self.others)
+        if len({id(found_at(of, call)) for of in every}) == len(every):
+            return None
+        return Mismatch(" and ".join(of.name for of in every), "different objects", "one object in two places")
+
+
+@dataclass(frozen=True, slots=True)
+class AreInSlot(Condition):
+    """Of these arguments those are in what is at a place that were, and there."""
+
+    first: GivenContainer
+    others: tuple[GivenContainer, ...]
+    place: Place
+    which: tuple[int, ...]
+
+    def write(self, text: CallText) -> None:
+        given = tuple_of(map(text.operand, (self.first, *self.others)))
+        text.require(f"{text.use('which_in', which_in)}({text.value(self.place)}, {given}) == {self.which}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        now = which_in(current(self.place, call), [found_at(of, call) for of in (self.first, *self.others)])
+        if now == self.which:
+            return None
+        return Mismatch(str(self.place), "other objects than the arguments, or these", "one of them, or others")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written, paths
 from treeplay.wrap.conditions import (
     Anything,
+    AreDistinct,
+    AreInSlot,
     AreOne,
     Begins,
     Condition,
@@ -30,7 +32,9 @@ from treeplay.wrap.conditions import (
     GuardsHold,
     HasFact,
     HasLength,
+    IsItself,
     IsLeaf,
+    IsStranger,
     IsValue,
 )
 from treeplay.wrap.conditions_on_numbers import Branches, IsNumber, SizesAre
@@ -71,6 +75,7 @@ def of_state(signature: Signature) -> Iterator[Condition]:
         yield IsValue(watch.place, str(watch.place), watch.value)
     yield from _distinct(signature)
     yield from of_meetings(signature)
+    yield from of_identity(signature)
 
 
 def checked_tensors(signature: Signature, call: Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -123,6 +128,19 @@ def of_meetings(signature: Signature) -> Iterator[AreOne]:
         told = kinds[meeting.are_one], kinds[not meeting.are_one]
         names = f"{meeting.name} and {meeting.other}"
         yield AreOne(GivenContainer(meeting.name), other, names, told, meeting.are_one)
+
+
+def of_identity(signature: Signature) -> Iterator[Condition]:
+    """Which objects the containers among the arguments may be."""
+    identity = signature.identity
+    for name, original in identity.themselves:
+        yield IsItself(GivenContainer(name), name, original)
+    for name, met in identity.strangers:
+        yield IsStranger(GivenContainer(name), name, met)
+    for first, *others in identity.distinct:
+        yield AreDistinct(GivenContainer(first), tuple(map(GivenContainer, others)))
+    for place, (first, *others), which in identity.slots:
+        yield AreInSlot(GivenContainer(first), tuple(map(GivenContainer, others)), place, which)
 
 
 def _distinct(signature: Signature) -> Iterator[AreOne]:

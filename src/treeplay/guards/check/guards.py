@@ -32,6 +32,7 @@ from treeplay.guards.told import plain_values, summary_of_guards
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
+from treeplay.values.signature import Identity
 
 _WORTH = 5
 """Guarded dictionaries for each element that is replaced seldom, from which on it is read in each call."""
@@ -52,6 +53,7 @@ class Guards:
         "_state_is_alike",
         "compared_with_arguments",
         "holds",
+        "identity",
         "kept",
         "may_keep",
         "places_of_inputs",
@@ -65,6 +67,7 @@ class Guards:
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Place, ...] = ()
         self.compared_with_arguments: dict[int, Place] = {}  # of tensors that others may replace, by their `id`
+        self.identity = Identity()  # of the containers among the arguments
         self.unread_arguments: frozenset[int] = frozenset()  # leaves in attributes of objects that the run did not read
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
         self._pinned: set[tuple[int, Any]] | None = None  # what `Dependencies.pinned` said last
@@ -98,6 +101,7 @@ class Guards:
         for commit in comparison.commits:
             commit()
         self._dependencies.let_go(comparison.replaced)
+        self._dependencies.meet_again()
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
@@ -183,7 +187,7 @@ class Guards:
         self._quick, self._facts, self._holders = None, [], {}
         self.places_of_inputs, self.kept, self.holds = (), None, never
         self._state_is_alike.forget()
-        self.compared_with_arguments = {}
+        self.compared_with_arguments, self.identity = {}, Identity()
 
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""

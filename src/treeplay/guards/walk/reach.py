@@ -23,7 +23,7 @@ import logging
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,8 @@ class Findings:
     large: tuple[tuple[Any, str], ...]
     """Memory that takes too long to compare on each call."""
     iterators: tuple[tuple[Any, str], ...]
-    seen: frozenset[int]
-    """The `id` of all that was met."""
+    met: Mapping[int, Any]
+    """All that was met, by its `id`."""
     has_caches: bool
     """Whether functions that keep what they have given (`functools.lru_cache`) are among it, but for torch's own."""
 
@@ -120,9 +120,7 @@ class Reach:
             found.containers[key].may_be_replaced = False  # a program may see that two places hold one object
         caches = (value for value in walk.seen.values() if is_a(value, functools._lru_cache_wrapper))
         has_caches = any(not str(value.__module__).startswith("torch.") for value in caches)
-        return Findings(
-            found, self._changed(), tuple(walk.large), tuple(walk.iterators), frozenset(walk.seen), has_caches
-        )
+        return Findings(found, self._changed(), tuple(walk.large), tuple(walk.iterators), walk.seen, has_caches)
 
     def _go_on(self) -> None:
         while self._walk.is_waiting or self._namespaces.enter_more():

@@ -157,7 +157,7 @@ class Whose:
     def _look(self) -> frozenset[int] | None:
         roots = [*roots_of(self._program, self._call), *((value, "before") for value in self._gone)]
         try:
-            return Reach(self._reads).walk(roots).seen
+            return frozenset(Reach(self._reads).walk(roots).met)
         except (TooMuch, Refusal):  # what cannot be walked counts as seen
             return None
 

@@ -23,6 +23,7 @@ from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.signature.opened import within_slots
 from treeplay.trace.signature.stores import check_unseen_stores
+from treeplay.trace.signature.told_apart import identity_of
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import attributes_in
@@ -42,6 +43,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     check_unseen_stores(findings, run)
     _check_found(findings)
     dependencies = findings.dependencies
+    identity = identity_of(run, findings, signature.writes)
     places = [*(place for item in signature.inputs for place in item.places), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
     dependencies.asked += settings_asked(run.reads.builtins)
@@ -67,6 +69,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
     guards.unread_arguments = unread
     guards.compared_with_arguments = compared
+    guards.identity = identity
     return guards
 
 
@@ -228,7 +231,7 @@ def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | N
     inputs, and look like an argument."""
     met, unread = met_of(guards, signature.leaves), guards.unread_arguments
     leaves = tuple(Unread() if at in unread else leaf for at, leaf in enumerate(signature.leaves))
-    return replace(signature, leaves=leaves, guarded=guards, met=met, called=called)
+    return replace(signature, leaves=leaves, guarded=guards, met=met, called=called, identity=guards.identity)
 
 
 def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Constant | State, TensorSpec], ...]:

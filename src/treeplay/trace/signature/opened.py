@@ -28,8 +28,8 @@ def within_slots(run: TracedRun, findings: Findings, slots: Iterable[Place]) -> 
         _add(place.read_or(None), found)
     # Of a class of which another argument may be the very record in the slot.
     given = {type(leaf) for leaf in run.call.leaves} | {type(places[0].holder) for places in run.found.given.values()}
-    has_hashed = findings.has_caches or _has_asked(run.reads, "hash", "__hash__")
-    is_known = run.reads.code is not None and not _has_asked(run.reads, "id", "__repr__")
+    has_hashed = findings.has_caches or has_asked(run.reads, "hash", "__hash__")
+    is_known = run.reads.code is not None and not has_asked(run.reads, "id", "__repr__")
     return {
         key: value
         for key, value in found.items()
@@ -61,7 +61,7 @@ def _is_untold(record: Any, reads: Reads, findings: Findings, has_hashed: bool) 
     )
 
 
-def _has_asked(reads: Reads, function: str, method: str) -> bool:
+def has_asked(reads: Reads, function: str, method: str) -> bool:
     """Whether code of the program may have asked for what follows from the address of an object, by this function of Python's,
     also under another name, or by this method of `object`. Python's own code and torch's keep none of it."""
     callers = reads.builtins.get(f"builtins.{function}", ())

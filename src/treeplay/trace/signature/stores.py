@@ -64,7 +64,7 @@ def check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     in_modules = [
         (noted.object, name)
         for noted in modules
-        if id(noted.object) not in findings.seen
+        if id(noted.object) not in findings.met
         for name in noted.assigned
         if not known(noted.object, name) and not is_setting(noted.object, name)
     ]

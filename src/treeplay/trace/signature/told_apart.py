@@ -1,0 +1,131 @@
+"""Which objects the containers among the arguments may be: a key tells what they hold, and a program can tell them apart.
+
+It does so by `is`, as a key or a member, by `id`, by a hash that follows from where an object lies, or by a weak reference:
+
+    the run met it elsewhere too (a global, a key, …)     the argument is this very object
+    the run asked for what follows from its address       so it is here
+    else                                                  it is none of the objects of its class that the run met
+    two arguments of one class                            they are one, or are not, as they were
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import _lru_cache_wrapper
+from typing import Any
+
+from treeplay.guards.caches import entries_in
+from treeplay.guards.reads.reads import WHOLE, Reads
+from treeplay.guards.walk.reach import Findings
+from treeplay.trace.signature.opened import has_asked
+from treeplay.trace.survey.given import only_given
+from treeplay.trace.traced import TracedRun
+from treeplay.values.flatten import containers, given_containers
+from treeplay.values.kinds import is_a, items
+from treeplay.values.place import How, Place
+from treeplay.values.signature import Identity, Write
+from treeplay.values.structure import DICTS
+from treeplay.values.which import which_in
+
+
+def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> Identity:
+    """What a later call has to be asked of its containers and objects; notes in the dependencies what was met of their
+    classes, for containers that guards go over to."""
+    given = dict(_given(run))
+    if not given:
+        return Identity()
+    first: dict[int, str] = {}
+    for name, value in given.items():
+        first.setdefault(id(value), name)
+    keys = {**_in_caches(findings), **_keys_given(run)}
+    left_out = {id(container) for container in only_given(run.found)}
+    elsewhere = (findings.met.keys() - left_out) | findings.dependencies.twice | keys.keys()
+    by_address = _by_address(run.reads)
+    themselves = {at: name for at, name in first.items() if at in elsewhere or by_address(given[name])}
+    strangers = {at: name for at, name in first.items() if at not in themselves}
+    met = {**findings.met, **keys}
+    for cls in {type(given[name]) for name in strangers.values()}:
+        found = {at for at, value in met.items() if type(value) is cls} - first.keys()
+        if found:
+            findings.dependencies.met[cls] = found
+    others = findings.dependencies.met
+    by_class: dict[type, list[str]] = {}
+    for name in first.values():
+        by_class.setdefault(type(given[name]), []).append(name)
+    return Identity(
+        tuple((name, _original(given[name])) for name in themselves.values()),
+        tuple((name, others[type(given[name])]) for name in strangers.values() if type(given[name]) in others),
+        tuple(tuple(names) for names in by_class.values() if len(names) > 1),
+        tuple(_in_slots(findings, writes, {name: given[name] for name in first.values()})),
+    )
+
+
+def _given(run: TracedRun) -> Iterator[tuple[str, Any]]:
+    """The containers and objects of the arguments, each by its variables; but tuples, which are values."""
+    call = run.call
+    tables: set[str] = set()
+    for name, value, part in given_containers(call.structure, call.args, call.kwargs):
+        if part.rest is not None and "__dict__" in part.rest and WHOLE not in run.reads.names(value):
+            tables.add(f"{name}_{len(part.items) + part.rest.index('__dict__')}")
+        if name not in tables and not (part.rest is None and issubclass(part.cls, tuple)):
+            yield name, value
+
+
+def _original(value: Any) -> Callable[[], Any]:
+    """What gives an object back; one that has no weak references is kept by it."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
+
+
+def _in_caches(findings: Findings) -> dict[int, Any]:
+    """What functions that keep what they have given (`functools.lru_cache`) were called with."""
+    found: dict[int, Any] = {}
+    for function in [value for value in findings.met.values() if is_a(value, _lru_cache_wrapper)]:
+        for key, _ in entries_in(function):
+            found[id(key)] = key
+            if is_a(key, (tuple, list)):
+                found.update((id(part), part) for part in items(key))
+    return found
+
+
+def _keys_given(run: TracedRun) -> dict[int, Any]:
+    """The keys of dictionaries among the arguments, and the members of sets."""
+    keys: dict[int, Any] = {}
+    for _, _, part in containers(run.call.structure, (run.call.args, run.call.kwargs), ""):
+        if part.rest is not None or part.cls in DICTS or part.cls is set:
+            keys.update((id(key), key) for key in part.keys)
+    return keys
+
+
+def _in_slots(
+    findings: Findings, writes: Iterable[Write], given: Mapping[str, Any]
+) -> Iterator[tuple[Place, tuple[str, ...], tuple[int, ...]]]:
+    """Where a replay puts other objects of these classes in each call, and the run read what was there."""
+    for place in (write.place for write in writes):
+        value = place.read_or(None)
+        if id(value) in findings.met and not _is_of_arguments(place):
+            which = which_in(value, [*given.values()])
+            if which:
+                yield place, tuple(given), which
+
+
+def _is_of_arguments(place: Place) -> bool:
+    while place.parent is not None:
+        place = place.parent
+    return place.how is How.ARGUMENT
+
+
+def _by_address(reads: Reads) -> Callable[[Any], bool]:
+    """Whether the run may know an object by what follows from its address."""
+    if reads.code is None or has_asked(reads, "id", "__repr__"):
+        return lambda value: True
+    has_hashed = has_asked(reads, "hash", "__hash__")
+
+    def is_hashed(value: Any) -> bool:
+        method: Any = type(value).__hash__
+        return has_hashed and method is not None and not hasattr(method, "__code__")
+
+    return is_hashed

@@ -1,0 +1,38 @@
+"""Which of some objects are in a value: told alike of values of one structure, so that two calls can be compared."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.values.kinds import is_a, items, table_of
+from treeplay.values.records import held_in_record, is_record
+
+_GOES_BY_ITEMS = (list, tuple, set, frozenset, deque)
+
+
+def which_in(value: Any, given: Sequence[Any]) -> tuple[int, ...]:
+    """For each object in `value` of a class that is among these, which of them it is, or -1; as they come, each once."""
+    by_id = {id(one): at for at, one in enumerate(given)}
+    classes = {type(one) for one in given}
+    found: list[int] = []
+    waiting, seen = [value], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or is_a(part, (torch.Tensor, type)):
+            continue
+        seen.add(id(part))
+        if type(part) in classes:
+            found.append(by_id.get(id(part), -1))
+        if is_a(part, dict):
+            waiting += [*dict.keys(part), *dict.values(part)]
+        elif is_a(part, _GOES_BY_ITEMS):
+            waiting += items(part)
+        if is_record(part):
+            waiting += [held for _, held in held_in_record(part)]
+        elif not is_a(part, (torch.nn.Module, torch.optim.Optimizer)):
+            waiting += (table_of(part) or {}).values()
+    return tuple(found)

@@ -45,7 +45,7 @@ def test_explain_says_what_a_program_waits_for_and_waiting_costs_little() -> Non
 
 
 def test_a_refusal_names_the_function_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treeplay.tree.recording._MOST_WAITS", 3)
+    monkeypatch.setattr("treeplay.tree.recording._MOST_WAITS", 6)
     positions = _positions()
     jitted = treeplay.jit(lambda x: x - positions(3) + positions(4)[:3], lower="aten")
     with pytest.warns(UserWarning, match=r"(?s)positions \(lru_cache\(maxsize=1\)\).*in positions\n.*larger maxsize"):

@@ -84,6 +84,10 @@ class Refusal(Explained):
 class TooEarly(Refusal):
     """This call cannot be recorded, and a later one can: it makes what the others will only change."""
 
+    may_last: bool = False
+    """Whether all later calls may be so too, as where a cache drops in each call what the next one needs. Nobody else sees
+    this."""
+
 
 class Differing(Refusal):
     """This call was given another number than the last one, which a recording would freeze. If that was a setting that

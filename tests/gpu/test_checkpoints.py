@@ -23,7 +23,8 @@ def network(dtype: torch.dtype = torch.float32) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(48, 48) for _ in range(3)).to("cuda", dtype)
 
 
-def step_of(net: nn.ModuleList, p: float, *, reentrant: bool, autocast: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+def step_of(net: nn.ModuleList, p: float, how: str, *, autocast: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`how`: without checkpoints ("none"), or in "reentrant" or "other" ones."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -32,7 +33,11 @@ def step_of(net: nn.ModuleList, p: float, *, reentrant: bool, autocast: bool) ->
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             y = F.dropout(x, 0.2)
             for layer in net:
-                y = checkpoint(lambda y, layer=layer: F.dropout(layer(y), p).sin(), y, use_reentrant=reentrant)
+
+                def part(y: torch.Tensor, layer: nn.Module = layer) -> torch.Tensor:
+                    return F.dropout(layer(y), p).sin()  # type: ignore[no-any-return]
+
+                y = part(y) if how == "none" else checkpoint(part, y, use_reentrant=how == "reentrant")
             loss = (y * torch.linspace(0.5, 2, 48, device="cuda")).square().mean() + F.dropout(y, 0.4).sum() * 0.01
         loss.backward()
         optimizer.step()
@@ -53,26 +58,31 @@ def play(program: Any, net: nn.ModuleList) -> list[Any]:
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize(
-    ("dtype", "reentrant", "autocast"),
+    ("dtype", "how", "autocast"),
     [
-        (torch.float32, False, False),
-        (torch.float32, True, False),
-        (torch.float32, False, True),
-        (torch.float64, False, False),
-        (torch.float16, False, False),
+        (torch.float32, "other", False),
+        (torch.float32, "reentrant", False),
+        (torch.float32, "other", True),
+        (torch.float64, "other", False),
+        (torch.float16, "other", False),
     ],
     ids=["float32", "reentrant", "autocast", "float64", "float16"],
 )
-def test_a_whole_step_drops_the_same_again(dtype: torch.dtype, reentrant: bool, autocast: bool, p: float) -> None:
-    nets = [network(dtype), network(dtype)]
-    plain, own = (step_of(net, p, reentrant=reentrant, autocast=autocast) for net in nets)
-    jitted: Any = treeplay.jit(own, lower="aten", on_refusal="raise")
-    rough = 2e-2 if autocast or dtype is torch.float16 else 1e-5  # in a capture, cuBLAS may add up in another order
-    for found, expected in zip(play(jitted, nets[1]), play(plain, nets[0]), strict=True):
-        torch.testing.assert_close(found[:2], expected[:2], rtol=rough, atol=rough / 4)
-        assert torch.equal(found[2], expected[2])
-    recording = jitted.statistics().keys[0].recordings[-1]
-    assert recording.launch.stage == "recorded" and jitted.statistics().recordings == 1
+def test_a_whole_step_drops_the_same_again(dtype: torch.dtype, how: str, autocast: bool, p: float) -> None:
+    """Bit for bit as a recorded step without checkpoints; in a capture, cuBLAS may add up in another order than eager."""
+    nets = [network(dtype) for _ in range(3)]
+    jitted, whole = (
+        treeplay.jit(step_of(net, p, kind, autocast=autocast), lower="aten", on_refusal="raise")
+        for net, kind in zip(nets, (how, "none"), strict=False)
+    )
+    found, without = play(jitted, nets[0]), play(whole, nets[1])
+    assert_same(found, without)
+    assert jitted.statistics().keys[0].recordings[-1].launch.stage == "recorded"
+    assert jitted.statistics().recordings == 1
+    if dtype is not torch.float16:  # in which small differences grow
+        expected = play(step_of(nets[2], p, how, autocast=autocast), nets[2])
+        rough = 2e-2 if autocast else 1e-3
+        torch.testing.assert_close(found, expected, rtol=rough, atol=rough / 4)
 
 
 def test_a_mask_that_is_drawn_again_is_the_same_mask() -> None:

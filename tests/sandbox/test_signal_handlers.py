@@ -173,11 +173,11 @@ def signal_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first operator of the next trace sends SIGUSR1."""
     run, sent = OnFakes.run, []
 
-    def sending(self: OnFakes, *args: Any) -> Any:
+    def sending(self: OnFakes, *args: Any, **options: Any) -> Any:
         if not sent:
             sent.append(True)
             signal.raise_signal(signal.SIGUSR1)
-        return run(self, *args)
+        return run(self, *args, **options)
 
     monkeypatch.setattr(OnFakes, "run", sending)
 

@@ -17,6 +17,7 @@ AT_ONCE = (
     "allocator",
     "autograd",
     "casts",
+    "checkpoints",
     "context",
     "dynamo",
     "facts",

@@ -31,7 +31,7 @@ from treeplay.values.place import Trail
 from treeplay.wrap.emit import MISS
 
 MakeRecording = Callable[[Call, list[Any]], Recording]
-_MOST_WAITS = 8  # calls that are too early to record, before a program is refused
+_MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
 class _NumbersStay(Exception):
@@ -91,8 +91,8 @@ class CallRecorder:
         except _CountsUp:
             return partial(self.record, entry, answers.cache.keys.state.marked(call), seen, has_changed=has_changed)
         except TooEarly as early:
-            answers.cache.budget.waits(entry, perf_counter() - began)
-            if entry.waits >= _MOST_WAITS:
+            answers.cache.budget.waits(entry, perf_counter() - began if early.may_last else 0.0)
+            if entry.waits >= (_MOST_WAITS if not early.may_last else _MOST_WAITS // 2):
                 return partial(answers.refused, entry, early, call)
             told = f"{TOO_EARLY}: {str(early).splitlines()[0]}"
             entry.causes += [told] * (told not in entry.causes)

@@ -228,7 +228,7 @@ class _Monitored:
 
     def _note_method(self, cls: type, name: str) -> None:
         """Of the class that has the method: an object of a class derived from `Random` draws by `Random.random`."""
-        self._states_set += cls is torch.Generator and name in _SETTERS
+        self._states_set += cls is _GENERATOR and name in _SETTERS
         if (id(cls), name) not in self._known:
             self._known[id(cls), name] = cls
             owner = next((base for base in _BASES(cls) if name in _NAMESPACE(base)), cls)
@@ -259,6 +259,7 @@ _PASSES_ON = logging.Logger._log.__code__
 _TAKES_MESSAGES = frozenset(
     getattr(logging.Logger, name).__code__ for name in ("debug", "info", "warning", "error", "critical", "log")
 )
+_GENERATOR = torch.Generator  # by name: modules are watched while code is noted
 _SETTERS = ("set_state", "graphsafe_set_state", "manual_seed", "seed")
 _SETS_A_STATE = frozenset(f"<method '{name}' of 'torch._C.Generator' objects>" for name in _SETTERS)
 _METHOD = re.compile(r"<method '(\w+)' of '([\w.]+)' objects>")

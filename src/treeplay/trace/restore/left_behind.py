@@ -48,7 +48,11 @@ def check_no_leak(tracer: Tracer) -> None:
     if kept or tracer.tape.was_cached:
         refusal = tracer.refuse(*(_KEPT if kept else _why_cached(tracer.tape.was_cached[0])))
         # What a trace found a cache to lack, a call that runs as it is leaves there.
-        raise refusal if tracer.tape.leaked() else TooEarly(refusal.reason)
+        if tracer.tape.leaked():
+            raise refusal
+        early = TooEarly(refusal.reason)
+        early.may_last = not kept
+        raise early
 
 
 _KEPT = (

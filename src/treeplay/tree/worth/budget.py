@@ -101,9 +101,9 @@ class Budget(CompileTime):
 
     def waits(self, entry: Entry, seconds: float) -> None:
         """Note that a key's call was found to be too early to record, which took so long. After a few, each time that is tried
-        takes a smaller part of the time since."""
+        takes a smaller part of the time since. 0 seconds: later calls are expected to be otherwise."""
         entry.waits += 1
-        if entry.waits >= _FEW_WAITS:
+        if seconds and entry.waits >= _FEW_WAITS:
             entry.not_before = perf_counter() + seconds * 2 ** (entry.waits - _FEW_WAITS + 1)
 
     def still_refused(self, entry: Entry, seconds: float) -> None:

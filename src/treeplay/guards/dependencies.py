@@ -23,6 +23,7 @@ from treeplay.values.kinds import builtin_of, is_a, table_of
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
 from treeplay.values.same import components, is_value
+from treeplay.values.which import Living
 
 
 class Dependencies:
@@ -45,7 +46,7 @@ class Dependencies:
         self._elsewhere = Elsewhere(frozenset(), {})
         self.together = Together(())  # all slots with more than a tensor in them
         self.twice: Set[int] = frozenset()  # what was met in more than one place, by `id`
-        self.met: dict[type, set[int]] = {}  # by `id`, of classes of which an argument may be another object
+        self.met: dict[type, Living] = {}  # by `id`, of classes of which an argument may be another object
         self.orders: dict[
             type, tuple[type, ...]
         ] = {}  # classes, and in which order theirs and their bases' entries count
@@ -146,10 +147,9 @@ class Dependencies:
 
     def meet_again(self) -> None:
         """Note among what was `met` the containers that guards went over to."""
-        if self.met:
-            for at, guard in self.containers.items():
-                if type(guard.holder) in self.met:
-                    self.met[type(guard.holder)].add(at)
+        for guard in self.containers.values() if self.met else ():
+            if type(guard.holder) in self.met:
+                self.met[type(guard.holder)].note(guard.holder, is_held=True)
 
     def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and

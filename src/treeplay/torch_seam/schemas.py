@@ -15,9 +15,8 @@ import torch
 from treeplay.torch_seam.operators import OpOverload
 
 aten = torch.ops.aten
-MAKES_ZEROS = (
-    aten._efficientzerotensor.default
-)  # zeros without memory: tangents of which torch knows that they are zero
+# Zeros without memory: tangents of which torch knows that they are zero.
+MAKES_ZEROS = aten._efficientzerotensor.default
 
 # Memory with no defined contents: where memory is given, there is nothing to run.
 EMPTY = frozenset(

@@ -31,9 +31,8 @@ class Trace:
     log: list[LoggedCall] = field(repr=False)
     generators: tuple[torch.Generator, ...] = ()  # those it draws from
     reads: Reads | None = field(default=None, repr=False)  # of a program that is to be run again
-    has_repeats: bool = (
-        False  # draws that give what others have given, which another run of the program would draw anew
-    )
+    # Draws that give what others have given, which another run of the program would draw anew.
+    has_repeats: bool = False
     effects: tuple[Reason, ...] = ()  # that its Python has, and no replay: what it prints, logs and writes
 
 

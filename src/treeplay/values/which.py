@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,3 +38,28 @@ def which_in(value: Any, given: Sequence[Any]) -> tuple[int, ...]:
         elif not is_a(part, (torch.nn.Module, torch.optim.Optimizer)):
             waiting += (table_of(part) or {}).values()
     return tuple(found)
+
+
+class Living(set[int]):
+    """The `id` of each of some objects as long as it is there: the address of one that is gone may be another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._references: list[weakref.ref[Any]] = []
+
+    def note(self, value: Any, *, is_held: bool) -> None:
+        """Add an object. Of one without weak references nobody tells when it goes: it is added if a guard holds it."""
+        if id(value) in self:
+            return
+        try:
+            self._references.append(weakref.ref(value, partial(_forget, weakref.ref(self), id(value))))
+        except TypeError:
+            if not is_held:
+                return
+        self.add(id(value))
+
+
+def _forget(living: weakref.ref[Living], at: int, _: Any) -> None:
+    found = living()
+    if found is not None:
+        found.discard(at)

@@ -96,9 +96,8 @@ class SequenceOfDraws:
         self._tape = tape
         self._generators = generators
         self._reads = reads
-        self._sets: dict[
-            int, int
-        ] = {}  # by generator, how often the program had set any when a repetition began or ended
+        # By generator, how often the program had set any when a repetition began or ended.
+        self._sets: dict[int, int] = {}
         self._left: dict[int, int] = {}  # by generator, the seed that the last draw has left, if it was repeated
         # By generator and by the seed that marks the state. None: something that cannot be repeated.
         self._drawn: dict[tuple[int, int], _Drawn | None] = {}

@@ -258,13 +258,10 @@ def why_not_followed(func: Any) -> tuple[str, str] | None:
     """Why no trace follows an operator, and what to do instead."""
     if func is torch.ops.aten._make_dual.default:
         return "starts forward-mode derivatives", "use reverse mode: torch.func.vjp or jacrev"
-    if (
-        func is torch.ops.aten._new_zeros_with_same_feature_meta.default
-    ):  # zeros that lie in memory as another tensor does
-        return (
-            "gives a view a tangent that its base lacks",
-            "write out of place (torch.cat, torch.where), or give the base a tangent",
-        )
+    # Zeros that lie in memory as another tensor does, which in a replay lies elsewhere.
+    if func is torch.ops.aten._new_zeros_with_same_feature_meta.default:
+        why = "gives a view a tangent that its base lacks"
+        return why, "write out of place (torch.cat, torch.where), or give the base a tangent"
     if func in _SETS:
         return "gives a tensor other memory", "write into the tensor, or use the other tensor itself"
     if isinstance(func, HigherOrderOperator):

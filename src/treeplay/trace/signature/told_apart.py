@@ -26,7 +26,7 @@ from treeplay.values.kinds import is_a, items
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Identity, Write
 from treeplay.values.structure import DICTS
-from treeplay.values.which import which_in
+from treeplay.values.which import Living, which_in
 
 
 def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> Identity:
@@ -46,9 +46,12 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     strangers = {at: name for at, name in first.items() if at not in themselves}
     met = {**findings.met, **keys}
     for cls in {type(given[name]) for name in strangers.values()}:
-        found = {at for at, value in met.items() if type(value) is cls} - first.keys()
-        if found:
-            findings.dependencies.met[cls] = found
+        living = Living()
+        for at, value in met.items():
+            if type(value) is cls and at not in first:
+                living.note(value, is_held=at in findings.dependencies.containers)
+        if living:
+            findings.dependencies.met[cls] = living
     others = findings.dependencies.met
     by_class: dict[type, list[str]] = {}
     for name in first.values():

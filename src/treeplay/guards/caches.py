@@ -132,11 +132,6 @@ def entries_in(function: Any) -> list[tuple[Any, Any]]:
     return linked(function, table) if is_limited(function) else list(table.items())
 
 
-def results_in(function: Any) -> list[Any]:
-    """What the cache of a function holds."""
-    return [value for _, value in entries_in(function)]
-
-
 def _alike(key: Any, found: list[tuple[Any, Any]]) -> Any:
     # An entry that was dropped and came back has a key of its own, a tuple as a rule.
     return next((value for other, value in found if is_same(key, other)), ABSENT)

@@ -92,11 +92,7 @@ class Together:
 
     def __call__(self) -> bool:
         met: list[int] = []
-        return all(pattern.meets(ask(), met) for ask, pattern in self.slots) and self.may_be_one(met)
-
-    def may_be_one(self, met: Iterable[int]) -> bool:
-        """Whether what the patterns met, one after the other, is one object where it was."""
-        return which_are_one(met) == self._order
+        return all(pattern.meets(ask(), met) for ask, pattern in self.slots) and which_are_one(met) == self._order
 
 
 class _Like:

@@ -33,31 +33,29 @@ def why_not_again(tape: TraceTape, nodes: Iterable[Any]) -> Reason | None:
                 advice="pass use_reentrant=False to `checkpoint`, or call backward inside of the program",
                 where=node.metadata.get(LINE),
             )
-    if tape.written_again is not None:
-        name, line = tape.written_again
-        return Reason(
-            op=name,
-            why="writes to a tensor that outlives the call in a checkpoint, which does so once more in the backward; the "
-            "caller runs that, and a recording does not repeat it",
-            advice="call backward inside of the program, or leave layers that write state (batch norms) out of the checkpoint",
-            where=line,
-        )
-    if tape.drawn_again is not None:
-        name, line = tape.drawn_again
-        return Reason(
-            op=name,
-            why="draws in a checkpoint with preserve_rng_state=False, which draws once more in the backward; the caller "
-            "runs that, and a recording does not repeat it",
-            advice="leave preserve_rng_state=True, or call backward inside of the program",
-            where=line,
-        )
-    if tape.repeated is not None:
-        name, line = tape.repeated
-        return Reason(
-            op=name,
-            why="draws once more from an earlier state of the generator that the program has put back, and its results are "
-            "differentiated by the caller: the run that a wrapper records would draw other numbers",
-            advice="keep what was drawn in a tensor, or call backward on all of it inside of the program",
-            where=line,
-        )
+    for noted, (why, advice) in (
+        (tape.written_again, _WRITES),
+        (tape.drawn_again, _DRAWS),
+        (tape.repeated, _REPEATS),
+    ):
+        if noted is not None:
+            name, line = noted
+            return Reason(op=name, why=why, advice=advice, where=line)
     return None
+
+
+_WRITES = (
+    "writes to a tensor that outlives the call in a checkpoint, which does so once more in the backward; the caller runs that, "
+    "and a recording does not repeat it",
+    "call backward inside of the program, or leave layers that write state (batch norms) out of the checkpoint",
+)
+_DRAWS = (
+    "draws in a checkpoint with preserve_rng_state=False, which draws once more in the backward; the caller runs that, and a "
+    "recording does not repeat it",
+    "leave preserve_rng_state=True, or call backward inside of the program",
+)
+_REPEATS = (
+    "draws once more from an earlier state of the generator that the program has put back, and its results are differentiated "
+    "by the caller: the run that a wrapper records would draw other numbers",
+    "keep what was drawn in a tensor, or call backward on all of it inside of the program",
+)

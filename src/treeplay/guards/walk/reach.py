@@ -56,8 +56,8 @@ class Findings:
     iterators: tuple[tuple[Any, str], ...]
     met: Mapping[int, Any]
     """All that was met, by its `id`."""
-    has_caches: bool
-    """Whether functions that keep what they have given (`functools.lru_cache`) are among it, but for torch's own."""
+    caching: tuple[Any, ...]
+    """The functions among it that keep what they have given (`functools.lru_cache`)."""
 
 
 class Reach:
@@ -118,9 +118,8 @@ class Reach:
         found.twice = walk.twice
         for key in walk.twice & found.containers.keys():
             found.containers[key].may_be_replaced = False  # a program may see that two places hold one object
-        caches = (value for value in walk.seen.values() if is_a(value, functools._lru_cache_wrapper))
-        has_caches = any(not str(value.__module__).startswith("torch.") for value in caches)
-        return Findings(found, self._changed(), tuple(walk.large), tuple(walk.iterators), walk.seen, has_caches)
+        caching = tuple(value for value in walk.seen.values() if is_a(value, functools._lru_cache_wrapper))
+        return Findings(found, self._changed(), tuple(walk.large), tuple(walk.iterators), walk.seen, caching)
 
     def _go_on(self) -> None:
         while self._walk.is_waiting or self._namespaces.enter_more():

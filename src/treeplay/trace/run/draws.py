@@ -31,7 +31,7 @@ from treeplay.values.location import Location
 from treeplay.values.same import is_same
 
 aten = torch.ops.aten
-FILLS = frozenset(
+_FILLS = frozenset(
     (
         aten.bernoulli_.float,
         aten.uniform_.default,
@@ -46,7 +46,7 @@ FILLS = frozenset(
     )
 )
 """Operators that fill a tensor with random numbers, whatever is in it."""
-MAKES = frozenset(
+_MAKES = frozenset(
     (
         aten.rand.default,
         aten.rand.generator,
@@ -122,7 +122,7 @@ class SequenceOfDraws:
             kept = self._repeated(generator, at, func, given, where)
             if func is _DROPS:
                 return aten.native_dropout_backward.default, (args[0], kept, _scale(given)), {}, kept
-            return (aten.copy_.default, (args[0], kept), {}, None) if func in FILLS else (_CLONE, (kept,), {}, None)
+            return (aten.copy_.default, (args[0], kept), {}, None) if func in _FILLS else (_CLONE, (kept,), {}, None)
         if self._left.pop(at[0], None) is not None:
             self._sets[at[0]] = self._reads.states_set()
         self._generators.draw(generator)
@@ -229,7 +229,7 @@ class SequenceOfDraws:
 def _may_repeat(func: Any, given: tuple[Any, ...]) -> bool:
     """Whether what an operator draws follows from the state and from what `SequenceOfDraws` compares."""
     if func is not _DROPS:
-        return func in FILLS | MAKES
+        return func in _FILLS or func in _MAKES
     (_, _, dtype, device), p = given[1][:2]
     # Of others, torch computes the result in another way, which a backward does not repeat to the last bit.
     return device.startswith("cuda") and dtype in _ON_A_GPU and isinstance(p, float) and 0 < p < 1

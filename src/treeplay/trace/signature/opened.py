@@ -28,7 +28,8 @@ def within_slots(run: TracedRun, findings: Findings, slots: Iterable[Place]) -> 
         _add(place.read_or(None), found)
     # Of a class of which another argument may be the very record in the slot.
     given = {type(leaf) for leaf in run.call.leaves} | {type(places[0].holder) for places in run.found.given.values()}
-    has_hashed = findings.has_caches or has_asked(run.reads, "hash", "__hash__")
+    has_caches = any(not str(function.__module__).startswith("torch.") for function in findings.caching)
+    has_hashed = has_caches or has_asked(run.reads, "hash", "__hash__")
     is_known = run.reads.code is not None and not has_asked(run.reads, "id", "__repr__")
     return {
         key: value
@@ -75,8 +76,13 @@ def _may_be_hashed(cls: type, reads: Reads, has_hashed: bool) -> bool:
     """Whether the run may have put a record into what goes by hashes and is there in the next call: in a dictionary or a set it
     would be met again there, but not in the cache of a function, nor where only the hash is kept. `has_hashed`: it may have
     done so with one whose hash is in C."""
+    if hashes_by_address(cls):
+        return has_hashed
+    code = getattr(cls.__hash__, "__code__", None)
+    return code is not None and id(code) in (reads.code or {})
+
+
+def hashes_by_address(cls: type) -> bool:
+    """Whether the hash of a class's objects is in C, and so may follow from where they lie."""
     method: Any = cls.__hash__
-    if method is None:
-        return False
-    code = getattr(method, "__code__", None)
-    return has_hashed if code is None else id(code) in (reads.code or {})
+    return method is not None and not hasattr(method, "__code__")

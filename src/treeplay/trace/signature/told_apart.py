@@ -10,15 +10,15 @@ It does so by `is`, as a key or a member, by `id`, by a hash that follows from w
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import _lru_cache_wrapper
 from typing import Any
 
 from treeplay.guards.caches import entries_in
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Findings
-from treeplay.trace.signature.opened import has_asked
+from treeplay.trace.signature.opened import has_asked, hashes_by_address
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import containers, given_containers
@@ -38,27 +38,27 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     first: dict[int, str] = {}
     for name, value in given.items():
         first.setdefault(id(value), name)
+    dependencies = findings.dependencies
     keys = {**_in_caches(findings), **_keys_given(run)}
     left_out = {id(container) for container in only_given(run.found)}
-    elsewhere = (findings.met.keys() - left_out) | findings.dependencies.twice | keys.keys()
     by_address = _by_address(run.reads)
-    themselves = {at: name for at, name in first.items() if at in elsewhere or by_address(given[name])}
-    strangers = {at: name for at, name in first.items() if at not in themselves}
-    met = {**findings.met, **keys}
-    for cls in {type(given[name]) for name in strangers.values()}:
-        living = Living()
-        for at, value in met.items():
-            if type(value) is cls and at not in first:
-                living.note(value, is_held=at in findings.dependencies.containers)
-        if living:
-            findings.dependencies.met[cls] = living
-    others = findings.dependencies.met
+    themselves: list[str] = []
+    strangers: list[str] = []
+    for at, name in first.items():
+        is_met = (at in findings.met and at not in left_out) or at in dependencies.twice or at in keys
+        (themselves if is_met or by_address(given[name]) else strangers).append(name)
+    living = {type(given[name]): Living() for name in strangers}
+    for at, value in itertools.chain(findings.met.items(), keys.items()):
+        if type(value) in living and at not in first:
+            living[type(value)].note(value, is_held=at in dependencies.containers)
+    others = {cls: found for cls, found in living.items() if found}
+    dependencies.met.update(others)
     by_class: dict[type, list[str]] = {}
     for name in first.values():
         by_class.setdefault(type(given[name]), []).append(name)
     return Identity(
-        tuple((name, _original(given[name])) for name in themselves.values()),
-        tuple((name, others[type(given[name])]) for name in strangers.values() if type(given[name]) in others),
+        tuple((name, _original(given[name])) for name in themselves),
+        tuple((name, others[type(given[name])]) for name in strangers if type(given[name]) in others),
         tuple(tuple(names) for names in by_class.values() if len(names) > 1),
         tuple(_in_slots(findings, writes, {name: given[name] for name in first.values()})),
     )
@@ -86,7 +86,7 @@ def _original(value: Any) -> Callable[[], Any]:
 def _in_caches(findings: Findings) -> dict[int, Any]:
     """What functions that keep what they have given (`functools.lru_cache`) were called with."""
     found: dict[int, Any] = {}
-    for function in [value for value in findings.met.values() if is_a(value, _lru_cache_wrapper)]:
+    for function in findings.caching:
         for key, _ in entries_in(function):
             found[id(key)] = key
             if is_a(key, (tuple, list)):
@@ -127,8 +127,4 @@ def _by_address(reads: Reads) -> Callable[[Any], bool]:
         return lambda value: True
     has_hashed = has_asked(reads, "hash", "__hash__")
 
-    def is_hashed(value: Any) -> bool:
-        method: Any = type(value).__hash__
-        return has_hashed and method is not None and not hasattr(method, "__code__")
-
-    return is_hashed
+    return lambda value: has_hashed and hashes_by_address(type(value))

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.caches import Filled, results_in
+from treeplay.guards.caches import Filled
 from treeplay.guards.entries import behind_proxy
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.layers import global_hook_tables, hooks_but_ours
@@ -191,8 +191,9 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -
 
 def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None:
     """Follow what a cached function has given; of its containers, which a caller may change, what is in them."""
-    walk.found.cached.append(Filled.now(function))
-    waiting = results_in(function)
+    held = Filled.now(function)
+    walk.found.cached.append(held)
+    waiting = [value for _, value in held.entries]
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()

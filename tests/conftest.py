@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, quick_linker, sort_into_tiers
+from tiers import (
+    TIER,
+    WITHOUT_COMPILER,
+    CompilerGate,
+    compiled_code_of_this_run,
+    quick_compiles,
+    quick_linker,
+    sort_into_tiers,
+)
 
 if TYPE_CHECKING:
     from support.interpreters import FreshPython
@@ -27,7 +35,8 @@ GATE = CompilerGate()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any process of this run imports torch or a test."""
-    for lent in (compiled_code_of_this_run(os.environ), quick_linker(os.environ)):
+    for lend in (compiled_code_of_this_run, quick_compiles, quick_linker):
+        lent = lend(os.environ)
         lent.__enter__()
         config.add_cleanup(partial(lent.__exit__, None, None, None))
     GATE.install()

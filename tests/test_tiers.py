@@ -15,10 +15,12 @@ import pytest
 
 from tiers import (
     CACHE,
+    QUICK,
     TIER,
     WHERE_LINKERS_ARE,
     CompilerGate,
     compiled_code_of_this_run,
+    quick_compiles,
     quick_linker,
     sort_into_tiers,
     tier_of,
@@ -112,6 +114,22 @@ def test_compiled_code_is_kept_for_one_run_unless_somebody_says_where(tmp_path: 
 def test_pytest_does_not_listen_to_what_torch_prints_only_for_listeners() -> None:
     trace = logging.getLogger("torch.__trace")
     assert not [handler for handler in trace.handlers if type(handler).__module__.startswith("_pytest.")]
+
+
+def test_wrappers_are_compiled_quickly_unless_somebody_says_how() -> None:
+    first, second = QUICK
+    environment = {first: "O3"}
+    with quick_compiles(environment):
+        assert environment == {first: "O3", second: QUICK[second]}
+        with quick_compiles(environment):  # another process of the run
+            pass
+        assert environment == {first: "O3", second: QUICK[second]}
+    assert environment == {first: "O3"}
+
+    import torch._inductor.config as config
+
+    assert config.aot_inductor.compile_wrapper_opt_level == os.environ[first]
+    assert config.aot_inductor.enable_line_tables is (os.environ[second] == "1")
 
 
 def test_compilers_of_this_run_find_the_quick_linker_first() -> None:

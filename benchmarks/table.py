@@ -8,6 +8,7 @@ and `<!-- /benchmarks -->`; nothing else is touched.
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import statistics
 import sys
@@ -188,12 +189,18 @@ def _on_the_gpu(results: list[Result]) -> str:
     }
     ours, theirs = (f"{min(each):.0f} to {max(each):.0f} s" for each in seconds.values())
     lines = [
-        f"In the median of {len(results)} programs on an {results[0]['environment']['gpu']}, a call is {told[0]}, {told[1]},",
+        f"In the median of {len(results)} programs on {_gpus(results)}, a call is {told[0]}, {told[1]},",
         f"and {told[2]}.",
         *gpu_table.slower(results),
         f"If all is compiled before it runs, the first three calls take {ours} with empty caches (`torch.compile`: {theirs}).",
     ]
     return " ".join(lines)
+
+
+def _gpus(results: list[Result]) -> str:
+    """Which GPUs were measured, and how many programs on each if there are several."""
+    programs = collections.Counter(result["environment"]["gpu"] for result in results).most_common()
+    return " and ".join(f"an {gpu} ({count})" if len(programs) > 1 else f"an {gpu}" for gpu, count in programs)
 
 
 def _number(value: float) -> str:

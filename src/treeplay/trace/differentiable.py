@@ -19,6 +19,7 @@ from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.computed_again import why_not_again
 from treeplay.trace.raised import SignalCheck, program_raised
+from treeplay.trace.run.zeros import is_cut_off
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.signature.references import not_plain, not_traced
@@ -50,6 +51,7 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
         or why_not_again(run.tracer.tape, _nodes_behind(run, _with_history(run, result)))
         or _why_its_own(_with_history(run, result), where)
         or _why_called_in_vain(run, where)
+        or _why_zeros_count(run, [*_with_history(run, result)])
     )
     if reason is not None:
         raise Refusal(reason)
@@ -194,6 +196,22 @@ def _why_called_in_vain(run: TracedRun, where: Location | None) -> Reason | None
         why="a backward of this result gives no gradient to a parameter with such a hook, which would be called",
         advice="call backward inside of the program, return one result that uses each such parameter, or remove the hooks",
         where=where,
+    )
+
+
+def _why_zeros_count(run: TracedRun, results: list[torch.Tensor]) -> Reason | None:
+    """A backward of some results leaves the gradients of what only others depend on alone, and eager's brings zeros there."""
+    if len(results) < 2 or not run.tracer.known_zeros.were_met:
+        return None
+    cut_off = next((result for result in results if is_cut_off(run.tracer.tape, result)), None)
+    if cut_off is None:
+        return None
+    return Reason(
+        op="jvp",
+        why="a tangent is differentiated by the caller, beside other results, and depends on something by no more than a "
+        "product with a tangent that is not there: eager's backward gives zeros there, and the recorded one would give None",
+        advice="call backward inside of the program, or return the tangent alone or as one result with the others",
+        where=run.tracer.tape.values[id(cut_off)].node.meta.get("where"),
     )
 
 

@@ -168,3 +168,37 @@ def test_tangents_of_parameters_that_change() -> None:
         with torch.no_grad():
             net[0].weight.sub_(0.25)
     assert program_.statistics().replays == 2
+
+
+def with_its_slope(net: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    return lambda x: jvp(net, (x,), (torch.ones_like(x),))
+
+
+@pytest.mark.parametrize("backward_of", [(0,), (1,), (0, 1)], ids=["values", "slopes", "both"])
+def test_the_caller_differentiates_a_net_and_its_slopes(backward_of: tuple[int, ...]) -> None:
+    net = a_net()
+    twin = copy.deepcopy(net)
+    eager, program = with_its_slope(net), jit(with_its_slope(twin))
+    for factor in (1.0, -0.5, 2.0):
+        for call in (eager, program):
+            results = call(ROWS * factor)
+            sum(results[k].pow(2).sum() * (k + 1) for k in backward_of).backward()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert (p.grad is None) is (q.grad is None)
+        assert p.grad is None or torch.equal(p.grad, q.grad)
+    assert program.statistics().replays == 2
+
+
+@pytest.mark.parametrize("factor", [2.0, FACTORS[0]], ids=["a number", "a tensor"])
+def test_a_slope_that_leads_to_a_parameter_by_zeros_alone_is_refused(factor: Any) -> None:
+    weight = nn.Parameter(torch.tensor([1.5, -0.5]))
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return jvp(lambda y: y * factor, (x * weight,), (torch.ones(2),))
+
+    program_ = jit(program, on_refusal="eager")
+    with pytest.warns(UserWarning, match="product with a tangent that is not there") as told:
+        for x in (ROWS[0], ROWS[1], BEYOND[0]):
+            slopes = [torch.autograd.grad(call(x)[1].sum(), weight)[0] for call in (program_, program)]
+            assert same(*slopes)
+    assert "test_zeros.py" in str(told[0].message)

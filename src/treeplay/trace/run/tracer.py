@@ -96,7 +96,7 @@ class Tracer(TorchDispatchMode):
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
         self._on_fakes = OnFakes(self.tape, layouts)
-        self._zeros = KnownZeros(self.tape, is_known)
+        self.known_zeros = KnownZeros(self.tape, is_known)
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
@@ -133,9 +133,9 @@ class Tracer(TorchDispatchMode):
         if (out := taken_apart(self, func, args, kwargs)) is not NotImplemented:
             return out
         args = as_recorded(func, args, self.recurrent.piece)
-        kwargs = self._zeros.on_their_device(func, with_numbers_decided(func, args, kwargs))
+        kwargs = self.known_zeros.on_their_device(func, with_numbers_decided(func, args, kwargs))
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
-        if (out := self._zeros.asked(func, args, kwargs)) is not NotImplemented:
+        if (out := self.known_zeros.asked(func, args, kwargs)) is not NotImplemented:
             return out
         draw = None
         if draws(func, args, kwargs):
@@ -146,7 +146,7 @@ class Tracer(TorchDispatchMode):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
         # By the operator that the program called: the eager run has logged no other.
-        has_zeros = self._zeros.are_in(func, args, kwargs)
+        has_zeros = self.known_zeros.are_in(func, args, kwargs)
         told = self._on_fakes.foretold(func, args, kwargs)
         # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
         is_untold = func is not aten.instance_norm.default and bool(written_untold(func, args, kwargs))

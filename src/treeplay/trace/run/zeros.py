@@ -6,6 +6,9 @@ a trace goes the way that eager goes. What is asked for a shape is no part of th
 
     x * zeros ── to("meta"), prims.mul ─▶ the shape ─▶ zeros of that shape        x + zeros ─▶ a copy of x
 
+What autograd notes of a product with them is another matter: its backward brings zeros to the other factor, which a recording
+of the plain zeros does not (`is_cut_off`).
+
 A view of such a fake is made by torch alone and lies on the device "meta", as the fake does inside: it becomes zeros of the
 trace where an operator takes it, and what torch makes on that device for it is made on the device of the zeros.
 """
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.observe.lines import running_call
+from treeplay.torch_seam.autograd import history, node_of
 from treeplay.torch_seam.fakes import ask_rules_anew
 from treeplay.torch_seam.schemas import MAKES_ZEROS, aten, leaves_of
 from treeplay.torch_seam.tensors import is_known_zero
@@ -38,6 +42,11 @@ class KnownZeros:
         self._tape = tape
         self._is_state = is_state
         self._device: torch.device | None = None
+
+    @property
+    def were_met(self) -> bool:
+        """Whether the program has made any."""
+        return self._device is not None
 
     def asked(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What torch gets that asks for the shape of a result with zeros, or compares a tensor with its tangent; NotImplemented
@@ -84,6 +93,31 @@ class KnownZeros:
         node = self._tape.call(aten.zeros.default, (size,), options, where=None)
         self._tape.add_tensor(fake, node, {})
         self._tape.keep(view, TracedValue(fake, view, node, is_input=False))
+
+
+def is_cut_off(tape: TraceTape, result: Tensor) -> bool:
+    """Whether a backward of `result` brings something to an input from which nothing of it was computed: zeros, since
+    known ones were multiplied on the way."""
+    behind = {*history([result.grad_fn])}
+    leaves = {id(node.variable) for node in behind if hasattr(node, "variable")}
+    needed = _computed_from(tape.values[id(result)].node)
+    return any(
+        seen.value.node not in needed
+        for seen in tape.inputs
+        if id(seen.tensor) in leaves or node_of(seen.tensor) in behind
+    )
+
+
+def _computed_from(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """What a node's value is computed from, by steps that derivatives may go through."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            spec = source.meta.get("spec")
+            if source not in found and (spec is None or spec.dtype.is_floating_point or spec.dtype.is_complex):
+                found.add(source)
+                waiting.append(source)
+    return found
 
 
 def _is_meta(device: Any) -> bool:

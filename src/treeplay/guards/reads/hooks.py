@@ -12,8 +12,9 @@ import enum
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
+from operator import itemgetter
 from types import CodeType, ModuleType
 from typing import Any, Protocol
 
@@ -69,18 +70,12 @@ class ReadHooks:
         """Replace the methods, and add to `changed` what was replaced. Gives the classes that are watched from now on."""
         if not self._asked or self._found != self._resolved():  # or a class has other methods than when hooks were made
             self._make()
-        failed = set()
-        for place, hook in self._hooks.items():
-            cls, name, _, note = hook
-            try:
-                # Past the metaclass, which may have a `__setattr__` of its own.
-                type.__setattr__(cls, name, note)
-            except TypeError:
-                failed.add(place)
-            else:
-                changed.append(hook)
-        if failed:
-            self._leave_out(failed)
+        hooks = [*self._hooks.values()]
+        changed += hooks  # before they are there: an interrupt in between would leave them
+        try:
+            _set_all(hooks)
+        except TypeError:
+            self._leave_out({hook[:2] for hook in hooks if not _can_be_set(hook)})
         return set(self._places)
 
     def _make(self) -> None:
@@ -134,12 +129,39 @@ def _hook_for(cls: type, name: str, before: Any) -> Any:
     return hook
 
 
-def take_out(cls: type, name: str, before: Any, _: Any) -> None:
-    """Put back what a class had where a hook is."""
+def _set_all(hooks: Collection[Hook]) -> None:
+    """Past the metaclass, which may have a `__setattr__` of its own, and without Python in between: there are hundreds."""
+    deque(map(type.__setattr__, *_columns(hooks, 0, 1, 3)), maxlen=0)
+
+
+def _can_be_set(hook: Hook) -> bool:
+    try:
+        _set_all((hook,))
+    except TypeError:
+        return False
+    return True
+
+
+def take_out(hooks: Collection[Hook]) -> None:
+    """Put back what classes had where these hooks are. Some may not have come to be there."""
+    absent = [hook for hook in hooks if hook[2] is ABSENT]
+    replaced = [hook for hook in hooks if hook[2] is not ABSENT]
+    try:  # without Python in between, where an interrupt would leave the rest
+        deque(map(type.__setattr__, *_columns(replaced, 0, 1, 2)), maxlen=0)
+        deque(map(type.__delattr__, *_columns(absent, 0, 1)), maxlen=0)
+    except Exception:
+        each(((cls, name, before) for cls, name, before, note in hooks if vars(cls).get(name) is note), _put_back)
+
+
+def _put_back(cls: type, name: str, before: Any) -> None:
     if before is ABSENT:
         type.__delattr__(cls, name)
     else:
         type.__setattr__(cls, name, before)
+
+
+def _columns(hooks: Collection[Hook], *which: int) -> list[Any]:
+    return [map(itemgetter(k), hooks) for k in which]
 
 
 def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:

@@ -25,7 +25,7 @@ from treeplay.guards.reads.ran import noting
 from treeplay.observe.lines import is_users_or_text, user_location
 from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.signal_handlers import signal_handlers
-from treeplay.sandbox.teardown import Teardown, each
+from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.flags import ConfigModule, is_setting
 from treeplay.values.kinds import is_a, module_of, table_of
 from treeplay.values.location import Location
@@ -242,7 +242,7 @@ class Reads:
         modules, self._modules = self._modules, []
         changed, self._changed = self._changed[::-1], []
         steps = Teardown()
-        steps.add("putting classes back", lambda: each(changed, take_out))
+        steps.add("putting classes back", lambda: take_out(changed))
         steps.add("putting modules back", lambda: put_modules_back(modules))
         steps.finish()
 

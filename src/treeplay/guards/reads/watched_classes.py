@@ -21,6 +21,8 @@ from treeplay.values.kinds import HEAP, module_of, table_of
 
 _UNREAD = (
     *("mpmath", "sympy", "torch._dynamo.variables", "torch._inductor", "torch.utils._sympy"),
+    *("torch._vendor", "torch.ao", "torch.distributed.rpc", "torch.onnx", "torch.package"),
+    *("_distutils_hack", "_sitebuiltins", "email", "jinja2", "pickletools", "unittest"),
     *("_pytest", "execnet", "hypothesis", "pluggy"),
     *("_frozen_importlib", "importlib", "torch.utils._pytree", "typing"),
 )

@@ -312,3 +312,35 @@ def test_a_backward_that_autocast_does_not_change_need_not_be_computed_again() -
     compiled = torch.compile(program, backend="treeplay", options={"inner": "aten"})
     for _ in range(2):
         assert_same(*(_gradient(each, torch.bfloat16, torch.bfloat16) for each in (compiled, program)))
+
+
+def decorated(model: nn.Module) -> Any:
+    return torch.autocast("cpu", torch.bfloat16)(model.forward)
+
+
+def entered_again(model: nn.Module) -> Any:
+    block = torch.autocast("cpu", torch.bfloat16)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with block:
+            return model(x)
+
+    return forward
+
+
+def switched_off(model: nn.Module) -> Any:
+    return torch.autocast("cpu", enabled=False)(model.forward)
+
+
+@pytest.mark.parametrize("around", [decorated, entered_again, switched_off])
+def test_one_block_of_autocast_may_be_entered_in_each_call(around: Any) -> None:
+    """It keeps what it found when it was entered: the cache is on there as in eager, whatever torch does where it traces."""
+    model = net()
+    twin = copy.deepcopy(model)
+    jitted, eager = jit(around(model)), around(twin)
+    for factor in (1.0, -2.0, 0.5, 3.0):
+        value = x() * factor
+        for call in (jitted, eager):
+            call(value).float().pow(2).sum().backward()
+        assert_same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    assert jitted.statistics().replays == 3

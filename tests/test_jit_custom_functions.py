@@ -3,7 +3,9 @@ those whose backward gives None for an input: it runs all the same."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -179,3 +181,29 @@ def test_a_backward_that_gives_none_has_its_effects_behind_torch_compile() -> No
             result = call(torch.arange(4.0) - k, torch.ones(4, requires_grad=True), total)  # type: ignore[call-arg]
             (result * 3).sum().backward()
     assert_same(*totals)
+
+
+class Names:
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+def test_a_class_that_the_forward_comes_across_is_not_changed_by_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read hooks are in it, which were not there when the program was looked through."""
+    module = ModuleType("comes_late")
+    module.NAMES = Names("a", "b")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comes_late", module)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        from comes_late import NAMES
+
+        return Reversed.apply(x * 3) - len(NAMES.names)
+
+    program_ = jit(program)
+    for factor in (1.0, -2.0, 0.5):
+        x, twin = (torch.arange(3.0).mul(factor).requires_grad_() for _ in range(2))
+        assert_same(program_(x), program(twin))
+        for call, given in ((program_, x), (program, twin)):
+            call(given).pow(2).sum().backward()
+        assert_same(x.grad, twin.grad)
+    assert program_.statistics().replays == 5

@@ -359,6 +359,36 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     assert model[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("reads", [False, True], ids=["unread", "read"])
+def test_a_schedule_beside_the_program_is_no_reason_to_record_anew(reads: bool) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = nn.Linear(4, 2)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+            self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.75)
+
+        def loss(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x).pow(2).mean() * (self.optimizer.param_groups[0]["lr"] if reads else 1.0)
+
+        def step(self, loss: torch.Tensor) -> None:
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+
+    ours = Trainer()
+    eager = copy.deepcopy(ours)
+    program = jit(ours.loss)
+    for _ in range(5):
+        x = torch.randn(3, 4)
+        found, expected = program(x), eager.loss(x)
+        assert torch.equal(found, expected)
+        ours.step(found)
+        eager.step(expected)
+    assert torch.equal(ours.model.weight, eager.model.weight)
+    assert (program.statistics().recordings == 1) is not reads
+
+
 def test_a_hyper_parameter_that_is_read_is_a_condition() -> None:
     w = parameter(3)
     optimizer = torch.optim.SGD([w], lr=0.5)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.shown import ShownText
 from treeplay.torch_seam.autograd import call_backward, history, hooks_on_nodes, is_custom_node, node_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
@@ -107,7 +108,7 @@ def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None
         raise program_raised(error) from error
     finally:
         run.reads.pause()
-    stored = [place for place, value in _stored(run).items() if before.get(place, run) is not value]
+    stored = [place for place, value in _stored(run).items() if not _is_told_alike(before.get(place, run), value)]
     with DisableTorchFunction():
         written = {storage_of(seen.value.fake) for seen in tape.inputs} & (tape.mutated - mutated)
     why = None
@@ -126,6 +127,11 @@ def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None
             "have it give gradients and nothing else; or call backward inside of the program",
             Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None,
         )
+
+
+def _is_told_alike(before: Any, now: Any) -> bool:
+    # What no replay can make is told as a text, which is made anew each time: read hooks in a class met on the way, too.
+    return before is now or (isinstance(before, ShownText) and before == now)
 
 
 def _stored(run: TracedRun) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.restore.apart import told_apart
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
-from treeplay.trace.restore.surroundings import autocast_cache_apart
+from treeplay.trace.restore.surroundings import autocast_cache_apart, autocast_caches
 from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.whole import kept_whole
@@ -147,6 +147,7 @@ class Rerun:
         self._generators: TrackedGenerators | None = None
         self._reads = reads
         self._keeps_sizes = keeps_sizes
+        self._caches_casts = True
         self._given = Given.of(call.structure, (call.args, call.kwargs))
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
@@ -163,6 +164,7 @@ class Rerun:
             with (
                 ReadsAsInTheTrace(reads) if reads else contextlib.nullcontext(),
                 mode_in_backward(self._substitution.mode()),
+                autocast_caches(self._caches_casts),
                 # Noted by the first run that has other threads beside it; later runs read and store the same.
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
                 self._substitution.mode(),
@@ -195,6 +197,7 @@ class Rerun:
             if is_exact:
                 stack.enter_context(native_layers())
             self._substitution.is_exact = is_exact
+            self._caches_casts = torch.is_autocast_cache_enabled()  # torch switches it off for what it traces
             known = self._found.generators.values()
             self._generators = stack.enter_context(TrackedGenerators(known, is_marking=not has_company()))
             for around in (dynamo_off(), ProductsAsEager(), autocast_cache_apart(), rules_fail_quietly()):

@@ -18,9 +18,10 @@ from treeplay.guards.reads.reads import Reads
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.rerun import Rerun
+from treeplay.trace.signature.make import has_symbol
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Constant, Input, Signature, Watch
+from treeplay.values.signature import Constant, Input, Number, Signature, Watch
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.apart import SharingCheck
 from treeplay.wrap.emit import CallParts, emit_recording_call
@@ -52,20 +53,26 @@ def of_tensors_only(
 ) -> tuple[Signature, tuple[torch.Tensor, ...]]:
     """The signature and the tensors of a program that is run again to be wrapped.
 
-    It makes its constants itself; hyper-parameters are conditions, and so is being a leaf of autograd or not.
+    It makes its constants itself; hyper-parameters that it uses are conditions, and so is being a leaf of autograd or not.
     """
     kept = [
         (dataclasses.replace(item, is_leaf=_is_leaf(tensor)), tensor)
         for item, tensor in zip(signature.inputs, tensors, strict=True)
         if not isinstance(item.source, Constant)
     ]
-    watches = tuple(Watch(number.place, number.value) for number in signature.numbers)
+    unused = tuple(number for number in signature.numbers if not _is_used(number, signature))
+    watches = tuple(Watch(number.place, number.value) for number in signature.numbers if number not in unused)
     inputs = tuple(item for item, _ in kept)
     signature = dataclasses.replace(
-        signature, inputs=inputs, numbers=(), guards=(), watches=(*signature.watches, *watches)
+        signature, inputs=inputs, numbers=unused, guards=(), watches=(*signature.watches, *watches)
     )
     found = tuple(tensor for _, tensor in kept)
     return with_classes(signature, call, found), found
+
+
+def _is_used(number: Number, signature: Signature) -> bool:
+    """Whether the run has computed or branched with a number."""
+    return number.is_input or any(has_symbol(guard.expression, number.name) for guard in signature.guards)
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool | None:

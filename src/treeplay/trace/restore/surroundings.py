@@ -31,6 +31,19 @@ class Surroundings:
 
 
 @contextlib.contextmanager
+def autocast_caches(is_on: bool) -> Iterator[None]:
+    """A block in which autocast keeps its casts of parameters, or does not. Whatever torch traces has it keep none, so that a
+    parameter used twice would be cast twice, and its gradients would be added up in another dtype than eager's."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(is_on)
+    try:
+        with autocast_cache_apart():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextlib.contextmanager
 def autocast_cache_apart() -> Iterator[None]:
     """A block at both of whose ends autocast's cache is emptied: the casts in it are real outside, and fakes inside."""
     torch.clear_autocast_cache()

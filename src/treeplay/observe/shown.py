@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -18,14 +17,14 @@ _CONTAINERS = (list, tuple, set, dict)
 _MOST = 60  # characters
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class ShownText:
     """A text in the place of a value, such as a container's content that has changed as a whole."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def __repr__(self) -> str:
-        return self.text
+        return self._text
 
 
 _WORDS = (ShownText, Gone, type(ABSENT))

@@ -12,20 +12,17 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.observe.shown import ShownText
-from treeplay.torch_seam.autograd import call_backward, history, hooks_on_nodes, is_custom_node, node_of
+from treeplay.torch_seam.autograd import history, hooks_on_nodes
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks, has_hooks_after_accumulation
-from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.computed_again import why_not_again
-from treeplay.trace.raised import SignalCheck, program_raised
+from treeplay.trace.custom_backwards import custom_behind, nodes_behind
 from treeplay.trace.run.zeros import is_cut_off
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.signature.references import not_plain, not_traced
 from treeplay.trace.traced import TracedRun
-from treeplay.trace.turn import Busy
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_leaf
 from treeplay.values.location import Location
@@ -37,7 +34,7 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
 
     Raises `Refusal` where the program has one, and does something that cannot be repeated by a wrapper.
     """
-    unfinished = next(_with_history(run, result), None)
+    unfinished = next(with_history(run, result), None)
     given = run.tracer.lasting.given_history
     if given and (run.tracer.tape.fills_gradients or run.stepped):
         raise Refusal(given[0][1])
@@ -46,97 +43,17 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
     if unfinished is None:
         unfinished = given[0][0]
     where = run.tracer.tape.values[id(unfinished)].node.meta.get("where")
-    run.unreached = _unreached(run, _with_history(run, result))
+    run.unreached = _unreached(run, with_history(run, result))
     reason = (
         _why_not(run, where)
-        or why_not_again(run.tracer.tape, _nodes_behind(run, _with_history(run, result)))
-        or _why_its_own(_with_history(run, result), where)
+        or why_not_again(run.tracer.tape, nodes_behind(run, with_history(run, result)))
+        or _why_its_own(with_history(run, result), where)
         or _why_called_in_vain(run, where)
-        or _why_zeros_count(run, [*_with_history(run, result)])
+        or _why_zeros_count(run, [*with_history(run, result)])
     )
     if reason is not None:
         raise Refusal(reason)
     return True
-
-
-def run_custom_backwards(run: TracedRun, result: Any) -> None:
-    """Have the Python of custom functions' backwards, which the caller will run, run once for what it reads: that is guarded.
-
-    A wrapper traces its operators later (`rerun.py`), and nobody repeats what else it does: that is refused."""
-    tape = run.tracer.tape
-    was_noting = run.reads.pause()
-    try:
-        with DisableTorchFunction():
-            nodes = [*_custom_nodes(run, result)]
-        with tape.aside(), torch.no_grad():
-            for node in nodes:
-                _run_custom_backward(run, node, was_noting=was_noting)
-    finally:
-        if was_noting:
-            run.reads.resume()
-
-
-def _custom_nodes(run: TracedRun, result: Any) -> Iterator[Any]:
-    tape = run.tracer.tape
-    if tape.fills_gradients or run.stepped or run.tracer.lasting.given_history:
-        return  # a whole step, or refused
-    yield from _custom_behind(run, _with_history(run, result))
-
-
-def _custom_behind(run: TracedRun, leaves: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """Those of custom functions among these nodes."""
-    return filter(is_custom_node, _nodes_behind(run, leaves))
-
-
-def _nodes_behind(run: TracedRun, leaves: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """The nodes that the program has put between its inputs and these tensors."""
-    of_the_caller = [node_of(seen.tensor) for seen in run.tracer.tape.inputs]
-    return history((leaf.grad_fn for leaf in leaves), of_the_caller)
-
-
-def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None:
-    tape, before = run.tracer.tape, _stored(run)
-    mutated = {*tape.mutated}
-    if was_noting:
-        run.reads.resume()
-    try:
-        with SignalCheck():
-            call_backward(node)
-    except (Refusal, Busy):
-        raise
-    except Exception as error:
-        raise program_raised(error) from error
-    finally:
-        run.reads.pause()
-    stored = [place for place, value in _stored(run).items() if not _is_told_alike(before.get(place, run), value)]
-    with DisableTorchFunction():
-        written = {storage_of(seen.value.fake) for seen in tape.inputs} & (tape.mutated - mutated)
-    why = None
-    if stored:
-        why = f"changes {stored[0]}"
-    elif written:
-        why = "writes to a tensor that outlives the call"
-    elif tape.fills_gradients:
-        why = "adds to gradients by a backward of its own"
-    if why is not None:
-        cls = node._forward_cls
-        code = getattr(cls.backward, "__code__", None)
-        raise tape.refuse(
-            f"{cls.__name__}.backward",
-            f"{why}, which no backward of a recording repeats",
-            "have it give gradients and nothing else; or call backward inside of the program",
-            Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None,
-        )
-
-
-def _is_told_alike(before: Any, now: Any) -> bool:
-    # What no replay can make is told as a text, which is made anew each time: read hooks in a class met on the way, too.
-    return before is now or (isinstance(before, ShownText) and before == now)
-
-
-def _stored(run: TracedRun) -> dict[str, Any]:
-    with DisableTorchFunction():
-        return {str(change.place): change.after for change in run.snapshot.changes()}
 
 
 def flat_results(run: TracedRun, result: Any) -> tuple[RunFacts, list[torch.fx.Node]]:
@@ -146,7 +63,8 @@ def flat_results(run: TracedRun, result: Any) -> tuple[RunFacts, list[torch.fx.N
     return shown, [run.tracer.tape.values[id(tensor)].node for tensor in flat.tensors]
 
 
-def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
+def with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
+    """The results, and what the program stored, that have a history which a later backward goes through."""
     given = {storage_of(seen.value.fake) for seen in run.tracer.tape.inputs}
     results, _ = flatten([result, *run.snapshot.stored()], opens=run.found.is_new)
     for leaf in results:
@@ -157,7 +75,7 @@ def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
         # Under inference mode nothing has a history that the program has not left the mode for.
         is_view = storage in given and storage not in run.tracer.tape.mutated and not torch.is_inference_mode_enabled()
         # A view of an input is taken again from the input itself, unless a backward or a hook of the program's own is between.
-        if not is_view or run.watch.hooked is not None or any(True for _ in _custom_behind(run, [leaf])):
+        if not is_view or run.watch.hooked is not None or any(True for _ in custom_behind(run, [leaf])):
             yield leaf
 
 
@@ -237,6 +155,14 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             "or an optimizer's step for another part",
             advice="call backward on all of it inside the program, return result.detach(), or jit the two parts apart",
             where=where,
+        )
+    for _, _, line in run.tracer.lasting.switched.values():
+        return Reason(
+            op="requires_grad = ...",
+            why="sets `requires_grad` of a tensor that outlives the call, and back, and its results are differentiated by the "
+            "caller: the run that is recorded forward and backward would not",
+            advice="leave tensors out by detach() or torch.no_grad(), or call backward inside of the program",
+            where=line,
         )
     if run.watch.hooked is not None:
         return _of_hook("puts a hook on a tensor that the program makes", *run.watch.hooked)

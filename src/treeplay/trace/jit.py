@@ -32,7 +32,8 @@ from treeplay.trace.asked import told_of_the_trace
 from treeplay.trace.by_class import known_as_tensors
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.computed_again import note_line
-from treeplay.trace.differentiable import run_custom_backwards
+from treeplay.trace.custom_backwards import run_custom_backwards
+from treeplay.trace.differentiable import with_history
 from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
 from treeplay.trace.numbers.errors_of_symbols import ErrorsOfSymbols, may_have_handled
@@ -195,9 +196,9 @@ def _traced(run: TracedRun, way: _WayToTrace, *, is_shared: bool) -> Trace:
         errors.told() if way.hears_of_errors else contextlib.nullcontext(),
     ):
         result = _run(run, errors, args, kwargs)
-        run_custom_backwards(run, result)
+        run_custom_backwards(run, with_history(run, result))
     _check_symbols(run, errors)
-    run.tracer.lasting.take_history_back()  # or it would count as what the arguments were
+    run.tracer.lasting.finish()  # or it would count as what the arguments were
     _tell_apart(run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
     run.tracer.tape.home = home_of(run.program)
@@ -248,10 +249,8 @@ def _told(refusal: Refusal, run: TracedRun) -> Refusal:
     """What to say of a run that ended with `refusal`."""
     tape = run.tracer.tape
     kind = TooEarly if tape.is_too_early else Refusal
-    told = refusal
     # The program may have turned a refusal into an exception of its own: while it ran, the first one counts.
-    if tape.refusal is not None:
-        told = kind(tape.refusal if tape.home is None else refusal.reason)
+    told = refusal if tape.refusal is None else kind(tape.refusal if tape.home is None else refusal.reason)
     told.counted, told.needed = refusal.counted, refusal.needed
     if isinstance(run.watch, GoingOn):
         last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
@@ -289,7 +288,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     steps.add("putting back what the program changed", run.snapshot.restore)
     steps.add("putting back what the program assigned elsewhere", partial(put_back_stores, run))
     steps.add("taking in nothing more", partial(setattr, run.reads, "meets", None))  # which refers to the snapshot
-    steps.add("taking back the histories of arguments", run.tracer.lasting.take_history_back)
+    steps.add("putting back what autograd knows of lasting tensors", run.tracer.lasting.put_back)
     steps.add("telling whose changes are whose", tell_apart)
     steps.finish()
 

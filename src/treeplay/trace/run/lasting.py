@@ -27,6 +27,8 @@ class Lasting:
         self._refuse = refuse
         self.arguments: Mapping[int, torch.Tensor] = {}
         self.given_history: list[tuple[torch.Tensor, Reason]] = []  # arguments without one, and why they may not get it
+        self.switched: dict[int, tuple[torch.Tensor, bool, Location | None]] = {}
+        """Those whose `requires_grad` the program has set to something else, what it was, and the first line that did."""
 
     def check(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> None:
         """Refuse what would change a tensor that outlives the call other than in its elements."""
@@ -58,11 +60,32 @@ class Lasting:
                 "let the function return a new tensor, or call it on a clone",
             )
 
-    def take_history_back(self) -> None:
-        """Detach the arguments that the program made part of a gradient graph. Safe to call more than once."""
+    def note_switch(self, tensor: torch.Tensor, where: Location | None) -> None:
+        """`requires_grad` of a tensor that outlives the call will be something else."""
+        self.switched.setdefault(id(tensor), (tensor, tensor.requires_grad, where))
+
+    def finish(self) -> None:
+        """Refuse a program that leaves `requires_grad` other than it was, and put back the rest."""
+        for tensor, before, where in self.switched.values():
+            if tensor.requires_grad != before:
+                raise self._refuse(
+                    "requires_grad = ...",
+                    "leaves `requires_grad` of a tensor that outlives the call other than it was",
+                    "do it once, outside of the program, or put it back at the end; inside, leave tensors out of a backward by "
+                    "detach() or inputs=...",
+                    where,
+                )
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Detach the arguments that the program made part of a gradient graph, and have `requires_grad` be what it was. Safe to
+        call more than once."""
         for owner, _ in self.given_history:
             if owner.grad_fn is not None:
                 owner.detach_()
+        for tensor, before, _ in self.switched.values():
+            if tensor.requires_grad != before:
+                tensor.requires_grad_(before)
 
 
 def _wants_grad(leaf: Any) -> bool:

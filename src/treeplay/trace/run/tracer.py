@@ -230,6 +230,13 @@ class Tracer(TorchDispatchMode):
             return self.tape.add_input(tensor)
         raise self.refuse(*unknown)
 
+    def switches(self, tensor: torch.Tensor) -> None:
+        """The program sets `requires_grad` of a tensor that outlives the call to something else. What it was is compared in
+        each call, as of all inputs."""
+        where = user_location()
+        self._value(tensor, aten.requires_grad_.default, where)
+        self.lasting.note_switch(tensor, where)
+
     def _note_writes(self, func: Any, args: Any, kwargs: Any, where: Location | None, *, is_untold: bool) -> None:
         for tensor in written_arguments(func, args, kwargs):
             value = self.tape.values[id(tensor)]

@@ -171,13 +171,13 @@ class WatchFunctions(TorchFunctionMode):
         target, value = args[0], args[1]
         if name == "requires_grad" and (target.requires_grad == bool(value) or is_of_transform(target)):
             return
-        if name == "data" or not isinstance(target, FakeTensor):
+        if name == "requires_grad" and not isinstance(target, FakeTensor):
+            self.tracer.switches(target)
+        elif name == "data":
             raise self.tracer.refuse(
-                f"{name} = ...",
-                f"reassigns `{name}` of a tensor that outlives the call",
-                "use an in-place operation (p.copy_(...) under torch.no_grad()), or do it outside of the program"
-                if name == "data"
-                else "do it once, outside of the program; inside, leave tensors out of a backward by detach() or inputs=...",
+                "data = ...",
+                "reassigns `data` of a tensor that outlives the call",
+                "use an in-place operation (p.copy_(...) under torch.no_grad()), or do it outside of the program",
             )
 
     def _is_its_memory(self, target: torch.Tensor, value: object) -> bool:

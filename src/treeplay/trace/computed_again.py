@@ -50,9 +50,11 @@ _WRITES = (
     "call backward inside of the program, or leave layers that write state (batch norms) out of the checkpoint",
 )
 _DRAWS = (
-    "draws in a checkpoint with preserve_rng_state=False, which draws once more in the backward; the caller runs that, and a "
-    "recording does not repeat it",
-    "leave preserve_rng_state=True, or call backward inside of the program",
+    "draws in a checkpoint that does not put the generator back before it draws once more in the backward, as one with "
+    "preserve_rng_state=False puts none back, and others only torch's own, for the CPU and for the devices of their arguments; "
+    "the caller runs that backward, and a recording does not repeat it",
+    "draw from torch's own generators and leave preserve_rng_state=True, draw outside of the checkpoint, or call backward "
+    "inside of the program",
 )
 _REPEATS = (
     "draws once more from an earlier state of the generator that the program has put back, and its results are differentiated "

@@ -113,7 +113,7 @@ class SequenceOfDraws:
                 "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
                 where,
             )
-        if is_drawn_anew():
+        if is_drawn_anew(generator):
             self._tape.drawn_again = self._tape.drawn_again or (spoken_name(func), where)
         self._tape.generators[address_of(generator)] = generator
         at = address_of(generator), generator.initial_seed()

@@ -1,0 +1,158 @@
+"""Checkpoints in programs that the caller differentiates: eager computes once more what is in them, in that backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import treeplay
+from support import assert_same
+
+CALLS = 4
+PUTS_NONE_BACK = "does not put the generator back"
+
+
+class Net(nn.Module):
+    """Two layers, a batch norm, and a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.second, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.own = torch.Generator().manual_seed(5)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, -1.0, 3.0]))
+
+
+Program = Callable[[Net, torch.Tensor], torch.Tensor]
+Between = Callable[[Net, torch.Tensor], None]
+
+
+def again(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False, **options)
+
+
+def play(program: Callable[[torch.Tensor], torch.Tensor], net: Net, between: Between | None = None) -> list[Any]:
+    """Results and gradients, and what the calls leave."""
+    found: list[Any] = []
+    for call in range(CALLS):
+        torch.manual_seed(call)
+        x = torch.randn(3, 4, requires_grad=True)
+        net.zero_grad()
+        result = program(x)
+        if between is not None:
+            with torch.no_grad():
+                between(net, x)
+        (result * torch.arange(1.0, 5.0)).sum().backward()
+        gradients = [x.grad, *(parameter.grad for parameter in net.parameters())]
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        found.append((result.detach(), gradients, state, torch.get_rng_state(), net.own.get_state()))
+    return found
+
+
+def told(program: Program, between: Between | None = None, **options: Any) -> Any:
+    """The jitted program, after calls and backwards which all were eager's bit for bit."""
+    net, twin = Net(), Net()
+    jitted = treeplay.jit(lambda x: program(net, x), lower="aten", **options)
+    assert_same(play(jitted, net, between), play(lambda x: program(twin, x), twin, between))
+    return jitted
+
+
+def whole(program: Program) -> Any:
+    """A step with this program's backward in it, after calls which all were eager's bit for bit."""
+    nets = [Net() for _ in range(2)]
+
+    def step_of(net: Net) -> Callable[[torch.Tensor], torch.Tensor]:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            net.zero_grad()
+            result = program(net, x)
+            (result * 2).sum().backward()
+            return result.detach()
+
+        return step
+
+    def calls(step: Callable[[torch.Tensor], torch.Tensor], net: Net) -> list[Any]:
+        found = []
+        for call in range(CALLS):
+            torch.manual_seed(call)
+            result = step(torch.randn(3, 4))
+            gradients = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+            found.append((result, gradients, torch.get_rng_state(), net.own.get_state()))
+        return found
+
+    jitted = treeplay.jit(step_of(nets[0]), lower="aten")
+    assert_same(calls(jitted, nets[0]), calls(step_of(nets[1]), nets[1]))
+    return jitted
+
+
+def noise_of_its_own(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return again(lambda y: net.first(y) * torch.rand(4, generator=net.own), x)
+
+
+def mask_of_its_own(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return again(lambda y: net.first(y) * torch.empty(3, 4).bernoulli_(0.5, generator=net.own), x)
+
+
+def noise_of_its_own_further_in(net: Net, x: torch.Tensor) -> torch.Tensor:
+    def inner(y: torch.Tensor) -> torch.Tensor:
+        return net.second(y) * torch.rand(3, 4, generator=net.own)
+
+    return again(lambda y: again(inner, net.first(y)).sin(), x)
+
+
+OF_THEIR_OWN: list[Program] = [noise_of_its_own, mask_of_its_own, noise_of_its_own_further_in]
+
+
+@pytest.mark.parametrize("program", OF_THEIR_OWN, ids=lambda program: program.__name__)
+def test_draws_from_the_users_own_generator_are_refused(program: Program) -> None:
+    """A checkpoint puts back torch's own generators only, so eager's backward draws other numbers."""
+    with pytest.warns(UserWarning, match=PUTS_NONE_BACK):
+        assert told(program).statistics().replays == 0
+
+
+@pytest.mark.parametrize("program", OF_THEIR_OWN, ids=lambda program: program.__name__)
+def test_a_whole_step_draws_from_the_users_own_generator_again(program: Program) -> None:
+    jitted = whole(program)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def test_torchs_generator_by_name_is_put_back() -> None:
+    jitted = told(lambda net, x: again(lambda y: net.first(y) * torch.rand(4, generator=torch.default_generator), x))
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def norm_kept_on_the_host(net: Net, x: torch.Tensor) -> torch.Tensor:
+    def part(y: torch.Tensor) -> torch.Tensor:
+        with save_on_cpu():
+            z = net.norm(net.first(y))
+        return z.sin()  # type: ignore[no-any-return]
+
+    return again(part, x)
+
+
+def dropout_kept_on_the_host(net: Net, x: torch.Tensor) -> torch.Tensor:
+    def part(y: torch.Tensor) -> torch.Tensor:
+        with save_on_cpu():
+            z = F.dropout(net.first(y), 0.5)
+        return z.sin()
+
+    return again(part, x, preserve_rng_state=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [(norm_kept_on_the_host, "writes to a tensor that outlives the call"), (dropout_kept_on_the_host, PUTS_NONE_BACK)],
+    ids=["batch norm", "dropout"],
+)
+def test_a_checkpoint_is_seen_through_hooks_inside_of_it(program: Program, why: str) -> None:
+    """Around a part of it only, so that the rest is computed again, and this part with it."""
+    with pytest.warns(UserWarning, match=why):
+        assert told(program).statistics().replays == 0
+    jitted = whole(program)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()

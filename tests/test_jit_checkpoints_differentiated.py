@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import treeplay
 from support import assert_same
@@ -156,3 +158,145 @@ def test_a_checkpoint_is_seen_through_hooks_inside_of_it(program: Program, why: 
         assert told(program).statistics().replays == 0
     jitted = whole(program)
     assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def writes_what_was_there(net: Net, x: torch.Tensor) -> torch.Tensor:
+    factor = x.detach() * 2
+
+    def part(y: torch.Tensor) -> torch.Tensor:
+        factor[0].add_(1)
+        return (net.first(y) * factor).sin()
+
+    return again(part, x)
+
+
+def writes_what_it_has_read(net: Net, x: torch.Tensor) -> torch.Tensor:
+    factor = x.detach() * 2
+    result = again(lambda y: (net.first(y) + factor).sin(), x)
+    factor.mul_(3)
+    return result - factor
+
+
+def writes_further_out(net: Net, x: torch.Tensor) -> torch.Tensor:
+    def outer(y: torch.Tensor) -> torch.Tensor:
+        factor = y.detach() * 3
+        result = again(lambda z: (net.second(z) + factor).sin(), y)
+        factor.mul_(2)
+        return result.cos()
+
+    return again(outer, x)
+
+
+def writes_a_buffer_before(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.scale.mul_(1.5)
+    return again(lambda y: (net.first(y) * net.scale).sin(), x)
+
+
+def of_a_loop(net: Net, x: torch.Tensor) -> torch.Tensor:
+    results = []
+    for layer in (net.first, net.second):
+        results.append(again(lambda y: layer(y).sin(), x))
+    return results[0] - results[1] * 3
+
+
+REFUSED = [
+    (writes_what_was_there, "or was there before, in a checkpoint"),
+    (writes_what_it_has_read, "writes to a tensor that a checkpoint reads"),
+    (writes_further_out, "writes to a tensor that a checkpoint reads"),
+    (writes_a_buffer_before, "writes to a tensor that a checkpoint reads"),
+    (of_a_loop, "a variable that the program sets to something else afterwards"),
+]
+
+
+@pytest.mark.parametrize(("program", "why"), REFUSED, ids=[program.__name__ for program, _ in REFUSED])
+def test_what_eager_would_compute_otherwise_the_second_time_is_refused(program: Program, why: str) -> None:
+    with pytest.warns(UserWarning, match=why):
+        assert told(program).statistics().replays == 0
+
+
+def writes_what_it_made(net: Net, x: torch.Tensor) -> torch.Tensor:
+    def part(y: torch.Tensor) -> torch.Tensor:
+        return net.first(y).relu_().add(1).sin().mul_(y)
+
+    return again(part, x).mul_(2)
+
+
+def in_a_loop(net: Net, x: torch.Tensor) -> torch.Tensor:
+    for layer in (net.first, net.second, net.first):
+        x = again(lambda y, layer=layer: F.dropout(layer(y), 0.5).sin(), x)
+    return x
+
+
+@pytest.mark.parametrize("program", [writes_what_it_made, in_a_loop], ids=lambda program: program.__name__)
+def test_what_a_checkpoint_makes_may_be_written(program: Program) -> None:
+    jitted = told(program)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def selective(*, kept: CheckpointPolicy) -> Callable[[], Any]:
+    """Contexts that keep what matrix products give (`MUST_SAVE`) or all (`PREFER_SAVE`)."""
+
+    def policy(context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        is_kept = op is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if is_kept else kept
+
+    return functools.partial(create_selective_checkpoint_contexts, policy)
+
+
+@pytest.mark.parametrize("kept", [CheckpointPolicy.PREFER_RECOMPUTE, CheckpointPolicy.MUST_RECOMPUTE])
+def test_a_selective_checkpoint_is_recorded(kept: CheckpointPolicy) -> None:
+    def program(net: Net, x: torch.Tensor) -> torch.Tensor:
+        def part(y: torch.Tensor) -> torch.Tensor:
+            return F.dropout(net.first(y), 0.5).sin() * net.second(y).cos()
+
+        return again(part, x, context_fn=selective(kept=kept))
+
+    jitted = told(program)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+@pytest.mark.compile
+def test_a_selective_checkpoint_is_compiled() -> None:
+    net = Net()
+    contexts = selective(kept=CheckpointPolicy.PREFER_RECOMPUTE)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return again(lambda y: net.first(y).sin() * net.second(y).cos(), x, context_fn=contexts)
+
+    jitted = treeplay.jit(program, lower="inductor", on_refusal="raise")
+    for _ in range(CALLS):
+        gradients = []
+        x = torch.randn(3, 4)
+        for call in (jitted, program):
+            net.zero_grad()
+            call(x).square().sum().backward()
+            gradients.append([layer.weight.grad for layer in (net.first, net.second)])
+        torch.testing.assert_close(*gradients)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def test_what_a_selective_checkpoint_keeps_may_not_be_written() -> None:
+    """Eager raises in the backward."""
+    net = Net()
+    contexts = selective(kept=CheckpointPolicy.PREFER_SAVE)
+    jitted = treeplay.jit(lambda x: again(lambda y: net.first(y).relu_().sin(), x, context_fn=contexts), lower="aten")
+    with pytest.warns(UserWarning, match="one that has kept what the program has written to"):
+        for _ in range(CALLS):
+            result = jitted(torch.randn(3, 4))
+            with pytest.raises(RuntimeError, match="has been mutated"):
+                result.sum().backward()
+
+
+def test_a_context_for_the_second_time_alone_is_refused() -> None:
+    def program(net: Net, x: torch.Tensor) -> torch.Tensor:
+        def contexts() -> tuple[Any, Any]:
+            return contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)
+
+        return again(lambda y: net.first(y).sin().float(), x, context_fn=contexts, determinism_check="none")
+
+    with pytest.warns(UserWarning, match="in a context of its own"):
+        net = Net()
+        jitted = treeplay.jit(lambda x: program(net, x), lower="aten")
+        for _ in range(CALLS):
+            jitted(torch.randn(3, 4))
+    assert jitted.statistics().recordings == 0

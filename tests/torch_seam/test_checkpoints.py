@@ -11,7 +11,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from treeplay.torch_seam.autograd import all_saving_hooks, saving_hooks
-from treeplay.torch_seam.checkpoints import is_computed_again, is_drawn_anew
+from treeplay.torch_seam.checkpoints import checkpoints_around, is_drawn_anew
 
 
 def found_in(ask: Callable[[], Any], **options: Any) -> list[Any]:
@@ -27,18 +27,18 @@ def found_in(ask: Callable[[], Any], **options: Any) -> list[Any]:
 
 
 def test_outside_of_a_checkpoint_nothing_is_computed_again() -> None:
-    assert not is_computed_again()
+    assert not checkpoints_around()
     with save_on_cpu():
-        assert not is_computed_again()
+        assert not checkpoints_around()
     with torch.no_grad():
-        assert not checkpoint(is_computed_again, use_reentrant=False)
+        assert not checkpoint(checkpoints_around, use_reentrant=False)
 
 
 def test_a_checkpoint_is_found_below_other_hooks_which_stay_as_they_were() -> None:
     def ask() -> bool:
         with save_on_cpu():
             before = saving_hooks(False)
-            is_found = is_computed_again()
+            is_found = bool(checkpoints_around())
             assert saving_hooks(False) == before and len(all_saving_hooks()) == 2
         return is_found
 

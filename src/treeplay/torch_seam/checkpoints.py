@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -9,6 +12,7 @@ import torch.utils.checkpoint
 
 from treeplay.torch_seam import autograd
 from treeplay.torch_seam.autograd import saving_hooks
+from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import address_of
 
 _MODULE = "torch.utils.checkpoint"
@@ -18,21 +22,17 @@ CONTEXTS_OF_CHECKPOINT = "_checkpoint_context_fn"
 """Under this name that graph's `meta` has the checkpoint's `context_fn`, if it has one."""
 
 
-def is_computed_again() -> bool:
-    """Whether a checkpoint that is not reentrant runs what runs now once more in the backward."""
-    return bool(_around())
-
-
 def is_drawn_anew(generator: torch.Generator) -> bool:
     """Whether a checkpoint that is not reentrant runs what runs now once more, and one of those around it does not put back
     the state of `generator` for that: with `preserve_rng_state=False` of none, and else only of torch's own generators, on the
     CPU and on the devices of what the checkpoint is given."""
-    return not all(_puts_back(hook, generator) for hook in _around())
+    return not all(_puts_back(hook, generator) for hook in checkpoints_around())
 
 
-def _around() -> list[Any]:
-    """What packs for the checkpoints around what runs now, the innermost first. Torch shows the top of the stack of hooks only,
-    where others may be that the program uses inside of a checkpoint (`save_on_cpu`)."""
+def checkpoints_around() -> list[Callable[..., Any]]:
+    """The checkpoints that are not reentrant and run what runs now once more in the backward, the innermost first, as the
+    functions that pack for them. Others may be on top of torch's stack of hooks, which the program uses inside of a checkpoint
+    (`save_on_cpu`)."""
     hooks = saving_hooks(False)
     if hooks is None:
         return []
@@ -45,7 +45,8 @@ def _puts_back(pack: Any, generator: torch.Generator) -> bool:
     frame = _free(pack, "frame")
     if frame is None:  # it computes again now: what it computes was there before
         return True
-    again, device = frame.recompute_fn, generator.device
+    again: Any = frame.recompute_fn
+    device = generator.device
     if not _free(again, "preserve_rng_state"):
         return False
     if device.type == "cpu":
@@ -54,6 +55,35 @@ def _puts_back(pack: Any, generator: torch.Generator) -> bool:
         return False
     own = getattr(torch, device.type).default_generators[device.index]
     return address_of(generator) == address_of(own)
+
+
+def restores_what_it_kept(pack: Any) -> bool:
+    """Whether a checkpoint computes again without a context of its own, but one that gives what a selective checkpoint kept;
+    that raises if the program has written to it."""
+    frame = _free(pack, "frame")
+    context = None if frame is None else _free(frame.recompute_fn, "recompute_context")
+    if context is None or type(context) is contextlib.nullcontext:
+        return True
+    if type(context) is not torch.utils.checkpoint._CachedTorchDispatchMode:
+        return False
+    if context.allow_cache_entry_mutation:
+        return True
+    kept = [one for by_place in context.storage.values() for one in leaves_of([*by_place.values()])]
+    return all(getattr(one, "version", None) is None or one.val._version == one.version for one in kept)
+
+
+def variables_of(pack: Any) -> tuple[int, ...]:
+    """What a checkpoint's function finds now in the variables of the functions around it, by identity."""
+    frame = _free(pack, "frame")
+    function = None if frame is None else _free(frame.recompute_fn, "fn")
+    return tuple(map(_identity, (function.__closure__ or ()) if type(function) is FunctionType else ()))
+
+
+def _identity(cell: CellType) -> int:
+    try:
+        return id(cell.cell_contents)
+    except ValueError:
+        return 0
 
 
 def _free(function: Any, name: str) -> Any:

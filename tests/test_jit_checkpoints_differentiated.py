@@ -300,3 +300,63 @@ def test_a_context_for_the_second_time_alone_is_refused() -> None:
         for _ in range(CALLS):
             jitted(torch.randn(3, 4))
     assert jitted.statistics().recordings == 0
+
+
+def twice(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return again(lambda y: net.second((net.first(y) + net.scale).sin()).sin(), x)
+
+
+def writes_a_weight(net: Net, x: torch.Tensor) -> None:
+    net.first.weight.mul_(2)
+
+
+def writes_a_buffer(net: Net, x: torch.Tensor) -> None:
+    net.scale.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("between", "name"), [(writes_a_weight, "first.weight"), (writes_a_buffer, "scale")], ids=["weight", "buffer"]
+)
+def test_state_that_a_checkpoint_reads_may_not_be_written_before_the_backward(between: Between, name: str) -> None:
+    """Eager computes again with what is there by then."""
+    net = Net()
+    jitted = treeplay.jit(lambda x: twice(net, x), lower="aten", on_refusal="raise")
+    twin = Net()
+    assert_same(play(jitted, net), play(lambda x: twice(twin, x), twin))
+    with pytest.raises(treeplay.UsageError, match=f"`net.{name}`.* modified by an inplace operation since the call"):
+        play(jitted, net, between)
+    net.zero_grad()
+    jitted(torch.ones(3, 4)).sum().backward()
+    assert net.first.weight.grad is not None
+
+
+def test_an_argument_that_a_checkpoint_was_given_may_not_be_written_before_the_backward() -> None:
+    net = Net()
+    jitted = treeplay.jit(lambda x: twice(net, x), lower="aten", on_refusal="raise")
+    for program in (jitted, jitted, jitted, lambda x: twice(net, x)):
+        x = torch.ones(3, 4)
+        result = program(x)
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+    assert jitted.statistics().replays == 2
+
+
+def test_what_no_checkpoint_reads_may_be_written_before_the_backward() -> None:
+    def between(net: Net, x: torch.Tensor) -> None:
+        net.first.bias.mul_(2)
+
+    jitted = told(lambda net, x: again(lambda y: net.second(y).sin(), net.first(x)), between)
+    assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def test_a_second_backward_looks_once_more() -> None:
+    net = Net()
+    jitted = treeplay.jit(lambda x: twice(net, x), lower="aten", on_refusal="raise")
+    jitted(torch.ones(3, 4))
+    result = jitted(torch.ones(3, 4)).sum()
+    result.backward(retain_graph=True)
+    with torch.no_grad():
+        net.second.bias.add_(1)
+    with pytest.raises(treeplay.UsageError, match=r"net\.second\.bias"):
+        result.backward()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import treeplay
 from support import assert_same
 from support.faults import raising_once, surroundings
 from treeplay import driver, torch_compile
@@ -18,6 +19,7 @@ from treeplay.backend.recording.replayed import Replayed
 from treeplay.backend.shapes import flat as shapes
 from treeplay.device.host import HostDevice
 from treeplay.observe import counters, internal_errors
+from treeplay.torch_seam import partition
 
 PLACES = {
     "normalised": (shapes, "normalised"),
@@ -118,3 +120,14 @@ def test_an_error_while_a_graph_is_recorded_keeps_the_results_of_the_call(
         assert_same(one([torch.ones(2)])[0], torch.full((2,), 2.0))
     assert_same(one([torch.ones(2)])[0], torch.full((2,), 6.0))
     assert len(reasons) == 1 and counters["internal errors"] == {"KeyError": 1}
+
+
+def test_an_error_of_treeplays_own_split_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that the caller differentiates: it runs eagerly."""
+    monkeypatch.setattr(partition, "default_partition", raising_once(TypeError("told to"), partition.default_partition))
+    weight = torch.ones(3, requires_grad=True)
+    jitted = treeplay.jit(lambda x: x * weight - 1, lower="aten")
+    with pytest.warns(UserWarning, match="TypeError"):
+        for _ in range(3):
+            assert_same(jitted(torch.ones(3)).detach(), torch.zeros(3))
+    assert counters["internal errors"] == {"TypeError": 1}

@@ -113,3 +113,43 @@ def test_other_inputs_than_before_are_refused() -> None:
 
     check = treeplay.check(program, torch.ones(4, 6, device="cuda"))
     assert not check and "an earlier state of the generator" in str(check)
+
+
+def differentiated(net: nn.ModuleList, *, is_given: bool) -> Any:
+    """A program whose caller calls backward: the checkpoint is given what it reads, or finds it."""
+
+    def program(x: torch.Tensor) -> Any:
+        def part(*given: torch.Tensor) -> torch.Tensor:
+            return F.dropout(net[0](given[0] if given else x), 0.3).sin()
+
+        return checkpoint(part, *([x] if is_given else []), use_reentrant=False)
+
+    return program
+
+
+def told(program: Any, net: nn.ModuleList) -> list[Any]:
+    found = []
+    for number in range(CALLS):
+        torch.cuda.manual_seed(number)
+        net.zero_grad()
+        result = program(torch.linspace(-1, 2 + number, 40 * 48, device="cuda").view(40, 48))
+        result.square().sum().backward()
+        found.append((result.detach(), [p.grad for p in net[0].parameters()], torch.cuda.get_rng_state()))
+    return found
+
+
+def test_a_checkpoint_puts_back_the_generator_of_its_arguments_device() -> None:
+    nets = [network() for _ in range(2)]
+    jitted: Any = treeplay.jit(differentiated(nets[0], is_given=True), lower="aten", on_refusal="raise")
+    found, expected = told(jitted, nets[0]), told(differentiated(nets[1], is_given=True), nets[1])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert jitted.statistics().recordings == 1
+
+
+def test_a_checkpoint_without_arguments_puts_back_no_generator_of_a_gpu() -> None:
+    """Eager's backward drops anew there."""
+    nets = [network() for _ in range(2)]
+    jitted: Any = treeplay.jit(differentiated(nets[0], is_given=False), lower="aten")
+    with pytest.warns(UserWarning, match="does not put the generator back"):
+        assert_same(told(jitted, nets[0]), told(differentiated(nets[1], is_given=False), nets[1]))
+    assert jitted.statistics().recordings == 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+import torch
 
 from support.interpreters import FreshPython
+from treeplay.torch_seam.fakes import hold_device_guard
 
 IN_A_THREAD_THAT_ENDS = """
 import threading, torch, treeplay
@@ -54,3 +58,22 @@ def test_only_a_thread_that_may_end_leaves_it_to_one_that_does_not(fresh_python:
     code = IN_A_THREAD_THAT_ENDS.replace("run_first", "run")
     printed, _ = fresh_python(code, CUDA_VISIBLE_DEVICES="")
     assert printed == "well, MainThread"
+
+
+def test_an_error_of_the_thread_that_makes_it_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what will not be made."""
+
+    def fail() -> None:
+        raise MemoryError("no guard")
+
+    def hold() -> None:
+        with pytest.raises(MemoryError, match="no guard"):
+            hold_device_guard.__wrapped__()
+        is_over.set()
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", fail, raising=False)
+    is_over = threading.Event()
+    threading.Thread(target=hold, daemon=True).start()
+    assert is_over.wait(20)

@@ -12,8 +12,24 @@ from treeplay.errors import UsageError
 from treeplay.torch_seam.patched import Shared, all_wanted
 
 saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+may_put_hooks_on: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
+take_hooks_off: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 _KEEPING = ("torch.autograd.graph", "torch.utils.checkpoint")
+
+
+def all_saving_hooks() -> list[Any]:
+    """The hooks on saved tensors that are on, the innermost first, which are those that torch calls. Each is taken off and put
+    back: torch shows the top of its stack only."""
+    taken: list[Any] = []
+    try:
+        while (hooks := saving_hooks(False)) is not None:
+            taken.append(hooks)
+            take_hooks_off()
+    finally:
+        for pack, unpack in reversed(taken):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+    return taken
 
 
 def changes_what_is_saved() -> bool:

@@ -44,14 +44,22 @@ def hold_device_guard() -> None:
         make()
         return
     is_made = threading.Event()
+    errors: list[BaseException] = []
 
     def hold() -> None:
-        make()
-        is_made.set()
+        try:
+            make()
+        except BaseException as error:
+            errors.append(error)
+            return
+        finally:
+            is_made.set()
         threading.Event().wait()
 
     threading.Thread(target=hold, name="treeplay holds a device guard", daemon=True).start()
     is_made.wait()
+    if errors:
+        raise errors[0]
 
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 
-from treeplay.torch_seam.autograd import saving_hooks
+from treeplay.torch_seam.autograd import saving_hooks, take_hooks_off
 from treeplay.torch_seam.patched import Shared
 from treeplay.values.kinds import module_of
 
@@ -71,7 +71,7 @@ class ThreadModes:
         # `True`: also hooks that torch passes over while it traces.
         if saving_hooks(True) is not self._hooks and self._hooks is None:
             while saving_hooks(True) is not None:
-                torch._C._autograd._pop_saved_tensors_default_hooks()
+                take_hooks_off()
         _c._set_torch_function_state(self._function_state)
         for set_flag, value in self._flags:
             set_flag(value)

@@ -10,13 +10,14 @@ import torch
 import torch.fx
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch.utils.checkpoint import CheckpointPolicy
 
 
 def min_cut(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:
     """Split a joint graph so that little has to be saved: what is cheap to compute is computed again in the backward. That puts
     the backward into another order, and drops what nobody uses: one that acts is split the other way."""
     if any(map(is_kept_in_backward, joint.graph.nodes)):
-        return keep_all(joint, inputs, **known)
+        return _by_default(joint, inputs, **known)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **known)
     return forward, backward
 
@@ -31,11 +32,27 @@ def stored_random_states() -> contextlib.AbstractContextManager[Any]:
 
 def keep_all(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:
     """Split a joint graph so that nothing is computed twice: what the backward reads is saved, as eager saves it."""
+    forget_policies(joint.graph)
+    return _by_default(joint, inputs, **known)
+
+
+def _by_default(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:
     known.pop("static_lifetime_input_indices", None)  # what is kept does not depend on it
     forward, backward = default_partition(joint, inputs, **known)
     return forward, backward
 
 
+def forget_policies(graph: torch.fx.Graph) -> None:
+    """Have a split go by no selective checkpoint's policy. Of a checkpoint that Dynamo has not seen, it notes no number at what
+    it computes, and torch's splits compare these."""
+    for node in graph.nodes:
+        if node.meta.get(_POLICY) in _RECOMPUTED:
+            del node.meta[_POLICY]
+        node.meta.pop(_CHECKPOINT, None)
+
+
+_POLICY, _CHECKPOINT = "recompute", "ac_graph_id"
+_RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 _TAG = "partitioner_tag"
 _KEPT_IN_FORWARD, _KEPT_IN_BACKWARD = "must_be_in_forward", "must_be_in_backward"
 

@@ -236,6 +236,11 @@ class Rerun:
 
         return ready
 
+    def read_again(self) -> dict[int, str]:
+        """The inputs that a checkpoint of the program reads, and what they are called."""
+        inputs = enumerate(self._signature.inputs)
+        return {k: _label(item) for k, item in inputs if item.is_read_again}
+
     def _direct(self, others: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """The arguments of the next run that need no substitution, by the `id` of what they stand for."""
         every = zip(self._signature.inputs, self._tensors, others, strict=True)
@@ -255,6 +260,10 @@ def is_passed(item: Input, tensor: torch.Tensor) -> bool:
     # A tensor of the tracer's has neither history nor gradient: a program that asks for either has to get its own.
     is_only = isinstance(item.source, Argument) and not item.source.also
     return is_only and tensor.grad_fn is None and not _has_grad(tensor)
+
+
+def _label(item: Input) -> str:
+    return f"`{item.source.place.label}`" if isinstance(item.source, State) else f"an argument ({item.spec})"
 
 
 def _own(item: Input, given: torch.Tensor) -> Any:

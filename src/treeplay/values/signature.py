@@ -91,6 +91,7 @@ class Input:
     is_leaf: bool | None = None  # of a differentiable program: whether it is where a backward ends
     begins: int | None = None  # its storage offset, where the program counts from the start of the storage
     is_told: bool = True  # whether eager tells autograd of what is written there
+    is_read_again: bool = False  # whether a checkpoint reads it, and so does eager's backward
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -60,8 +60,10 @@ def wrap_by(job: Differentiable, function: Callable[..., Any], samples: Sequence
     """`function` behind its wrapper, whose graphs `job` compiles: see `wrap_flat`."""
     compilers = dataclasses.replace(job.compilers(), is_guarded=False)
     with undisturbed():
-        repeat = function.repeated(is_exact=lowering == "aten") if isinstance(function, Rerun) else None
-        call = wrap_function(function, samples, _unwatched(compilers), repeat=repeat)
+        again: dict[str, Any] = {}
+        if isinstance(function, Rerun):
+            again = {"repeat": function.repeated(is_exact=lowering == "aten"), "read_again": function.read_again()}
+        call = wrap_function(function, samples, _unwatched(compilers), **again)
     call.launch_facts = job.launch_facts  # type: ignore[attr-defined]
     call.plain_calls = job.plain_calls  # type: ignore[attr-defined]
     return call

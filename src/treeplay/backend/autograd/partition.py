@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.backend.autograd.saved import least_memory
 from treeplay.backend.autograd.saved_views import without_saved_views
 from treeplay.backend.numbers import save_numbers_as_tensors, tensors_for_numbers
 from treeplay.backend.options import Options
@@ -21,6 +22,7 @@ from treeplay.torch_seam import tensors as torch_tensors
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.schemas import is_random
 
+_OWN = (torch_partition.min_cut, torch_partition.keep_all, least_memory)
 Splitter = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
 
@@ -44,7 +46,7 @@ def splitter(options: Options) -> Splitter:
         is_eager = options.inner != "inductor" or options.eager_random
         with (
             torch_partition.stored_random_states() if is_eager else contextlib.nullcontext(),
-            users_own() if options.partition is not None else contextlib.nullcontext(),
+            contextlib.nullcontext() if split in _OWN else users_own(),
         ):
             forward, backward = split(joint, inputs, **known)
         _check(forward, backward, after="the split")

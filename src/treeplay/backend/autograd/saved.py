@@ -22,6 +22,8 @@ Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 
 def least_memory(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **known: Any) -> Split:
     """The split of least memory that keeps no argument and no result which eager does not."""
+    # What a selective checkpoint saves is there for eager's backward: this one computes again what takes the least memory.
+    partition.forget_policies(joint.graph)
     twin = lazy_module(joint, copy.deepcopy(joint.graph))
     as_eager = partition.keep_all(twin, inputs, num_fwd_outputs=num_fwd_outputs, **known)
     least = partition.min_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **known)

@@ -20,7 +20,6 @@ import torch
 import torch.fx
 
 from treeplay.guards.reads.reads import Reads
-from treeplay.torch_seam.checkpoints import is_drawn_anew
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import address_of
 from treeplay.trace.numbers.scalar_ops import takes_symbolic_numbers
@@ -113,8 +112,7 @@ class SequenceOfDraws:
                 "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
                 where,
             )
-        if is_drawn_anew():
-            self._tape.drawn_again = self._tape.drawn_again or (spoken_name(func), where)
+        self._tape.checkpointed.note_draw(generator, (func, where))
         self._tape.generators[address_of(generator)] = generator
         at = address_of(generator), generator.initial_seed()
         given = self._given(func, (args, kwargs))
@@ -183,7 +181,7 @@ class SequenceOfDraws:
             )
         self._generators.go_on(generator, earlier.after)
         self._left[at[0]] = earlier.after
-        self._tape.repeated = self._tape.repeated or (spoken_name(func), where)
+        self._tape.repeated = self._tape.repeated or (func, where)
         return self._kept(earlier)
 
     def _has_set(self, generator: int, seed: int) -> bool:

@@ -24,6 +24,7 @@ from treeplay.torch_seam.tensors import is_same_memory, storage_of, unusual
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.scalars import Scalar
 from treeplay.trace.run.apart import why_not_taken_apart
+from treeplay.trace.run.checkpointed import Checkpointed, Noted
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
@@ -64,11 +65,9 @@ class TraceTape:
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
         self.told: dict[int, torch.Tensor] = {}  # what was written and has told autograd, in memory that an input has
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
-        # What a checkpoint does once more in the backward: the first write to what outlives the call, and the first draw.
-        self.written_again: tuple[str, Location | None] | None = None
-        self.drawn_again: tuple[str, Location | None] | None = None
+        self.checkpointed = Checkpointed()
         # The first draw that gave what an earlier one had given: a run elsewhere draws anew.
-        self.repeated: tuple[str, Location | None] | None = None
+        self.repeated: Noted | None = None
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones

@@ -12,7 +12,7 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, running_call, user_location
 from treeplay.torch_seam.autograd import is_accumulating
 from treeplay.torch_seam.casts import note_casts
-from treeplay.torch_seam.checkpoints import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import (
@@ -164,7 +163,9 @@ class Tracer(TorchDispatchMode):
         self._note_writes(func, args, kwargs, where, is_untold=is_untold)
         if is_foreach_write(func):
             tell_autograd(func, args)
-        both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
+        given = leaves_of((fake_args, fake_kwargs))
+        self.tape.checkpointed.note(_storages(given), _storages(leaves_of(out)), (func, where))
+        both = zip(leaves_of((args, kwargs)), given, strict=True)
         result = self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
         return result if draw is None else self._draws.end(draw, node, result)
 
@@ -240,12 +241,11 @@ class Tracer(TorchDispatchMode):
     def _note_writes(self, func: Any, args: Any, kwargs: Any, where: Location | None, *, is_untold: bool) -> None:
         for tensor in written_arguments(func, args, kwargs):
             value = self.tape.values[id(tensor)]
-            self.tape.mutated.add(storage_of(value.fake))
-            if self.tape.births[storage_of(value.fake)].op == "placeholder":
-                if is_computed_again():
-                    self.tape.written_again = self.tape.written_again or (spoken_name(func), where)
-                if not is_untold:
-                    self.tape.told[id(tensor)] = tensor
+            storage = storage_of(value.fake)
+            self.tape.mutated.add(storage)
+            self.tape.checkpointed.note_write(storage, (func, where))
+            if self.tape.births[storage].op == "placeholder" and not is_untold:
+                self.tape.told[id(tensor)] = tensor
             if self.on_write is not None:
                 self.on_write(value)
 
@@ -282,6 +282,10 @@ class Tracer(TorchDispatchMode):
 
 # torch has wrapped it to keep Dynamo away, which a trace does as a whole.
 Tracer.__torch_dispatch__ = inspect.unwrap(Tracer.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+def _storages(values: Iterable[Any]) -> Iterator[int]:
+    return (storage_of(value) for value in values if isinstance(value, Tensor))
 
 
 def _with_plain_numbers(value: Any) -> Any:

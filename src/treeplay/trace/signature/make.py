@@ -105,12 +105,14 @@ def name_and_source(places: Sequence[Place], names: Sequence[str]) -> tuple[str,
 def _input(seen: InputSeen, index: int, names: list[str], run: TracedRun) -> Input:
     tensor = seen.tensor
     spec = spec_of(tensor)
-    mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
+    storage = storage_of(seen.value.fake)
+    mutated = storage in run.tracer.tape.mutated
     is_told = not mutated or run.tracer.tape.tells_of(seen)
     if seen.is_constant:
         return Input(f"constant {index}", Constant(tensor), spec, mutated)
     name, source = name_and_source(run.found.tensor_at(tensor), names)
-    return Input(name, source, spec, mutated, begins=seen.begins, is_told=is_told)
+    again = storage in run.tracer.tape.checkpointed.read
+    return Input(name, source, spec, mutated, begins=seen.begins, is_told=is_told, is_read_again=again)
 
 
 def leaves_of_call(call: Call) -> tuple[Any, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal_to_wrap
 from treeplay.wrap.aot.tracing.later import forward_writes, take_writes_out
 from treeplay.wrap.aot.tracing.probe import apart, probe_writes
 
+_NONE: Mapping[int, str] = MappingProxyType({})
+
 
 def wrap_function(
     function: Callable[..., Any],
@@ -41,12 +44,14 @@ def wrap_function(
     is_checked: bool = False,
     names: Sequence[str] | None = None,
     repeat: Repeat | None = None,
+    read_again: Mapping[int, str] = _NONE,
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
     `names` of the arguments are otherwise those of the function. `is_checked`: each call is first compared with the
     samples, which costs a little; front ends that do that do not need it. `repeat` gives the function once more where it may
-    have changed meanwhile; otherwise it is called again itself where its backward is differentiated.
+    have changed meanwhile; otherwise it is called again itself where its backward is differentiated. `read_again`: the inputs
+    that eager's backward reads, and what they are called: it refuses to run if one has been written to since the call.
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
@@ -57,7 +62,7 @@ def wrap_function(
             with task.traced() as trace:
                 better = _better(task, trace)
                 if better is None:
-                    built: Callable[[list[Any]], list[Any]] = _build(task, trace)
+                    built: Callable[[list[Any]], list[Any]] = _build(task, trace, read_again)
                     return built
             task = better  # outside of the trace, whose modes would see what the next one makes
     except Refusal as error:
@@ -179,7 +184,7 @@ def _better(task: _Task, trace: _FunctionTrace) -> _Task | None:
     )
 
 
-def _build(task: _Task, trace: _FunctionTrace) -> Any:
+def _build(task: _Task, trace: _FunctionTrace, read_again: Mapping[int, str]) -> Any:
     """The compiled function: plan, take the backward's writes out, compile, emit, load."""
     traced, seen, compilers = trace.traced, trace.seen, task.compilers
     plan = plan_call(
@@ -193,7 +198,8 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
     )
     checks = tuple(map(check_of, task.samples)) if task.is_checked else ()
     plan = with_own_versions(with_common_values(traced, plan), seen.own_versions)
-    plan = dataclasses.replace(plan, checks=checks, awaited=task.awaited)
+    read = tuple((k, name) for k, name in read_again.items() if k in plan.inputs)
+    plan = dataclasses.replace(plan, checks=checks, awaited=task.awaited, read_again=read)
     if not traced.is_joint:
         return load_inference(traced, plan, compilers)
     again, mark = None, fingerprint(traced)

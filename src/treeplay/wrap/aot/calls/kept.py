@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import Refusal
+from treeplay.errors import Refusal, UsageError
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import by_name
@@ -122,6 +122,17 @@ def past_of(tensor: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         past: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)
     return past
+
+
+def refuse_changes(names: Sequence[str], tensors: Sequence[torch.Tensor], versions: Sequence[int | None]) -> None:
+    """Raise if one of the tensors that a checkpoint has read is not at its version any more."""
+    for name, tensor, version in zip(names, tensors, versions, strict=True):
+        if version is not None and tensor._version != version:
+            raise UsageError(
+                f"backward: {name}, which a checkpoint of the program reads, has been modified by an inplace operation since "
+                "the call. Eager computes again what is in the checkpoint, with the new contents; a recording has saved what "
+                "that gave. Fix: call backward before you write to it"
+            )
 
 
 def versions_of(*tensors: torch.Tensor) -> list[int | None]:

@@ -11,6 +11,7 @@ from treeplay.torch_seam import aot, autograd, flags, modes
 from treeplay.wrap.aot.calls import node as helpers
 from treeplay.wrap.aot.calls import surroundings
 from treeplay.wrap.aot.calls.differentiated import differentiated, differentiated_again, late_write
+from treeplay.wrap.aot.calls.kept import refuse_changes
 from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators
 from treeplay.wrap.aot.calls.saved_values import saved_of
@@ -35,6 +36,7 @@ def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> Non
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
     _refuse_surroundings(text, node)
+    _refuse_changes(text, plan)
     if aot.GRADIENTS_COME_IN_A_LIST:  # but for compiled autograd's
         text.add("grads = grads[0] if type(grads[0]) is list else [*grads]")
     text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
@@ -132,6 +134,15 @@ def _refuse_surroundings(text: Writer, node: NodePlan) -> None:
         text.use("is_deterministic", flags.is_deterministic)
         text.use("became_deterministic", surroundings.became_deterministic)
         text.add("if is_deterministic(): raise became_deterministic()")
+
+
+def _refuse_changes(text: Writer, plan: CallPlan) -> None:
+    """Raise if something was written that eager's backward would read now, and this one does not: before all that is saved is
+    asked for, as torch tells less of it."""
+    if plan.read_again:
+        text.use("refuse_changes", refuse_changes)
+        text.use("read", tuple(name for _, name in plan.read_again))
+        text.add("refuse_changes(read, ctx.read, ctx.read_at)")
 
 
 def _refuse_late(text: Writer, node: NodePlan) -> None:

@@ -50,6 +50,10 @@ def _forward(
         text.add(f"ctx.later = {tuple_of(later)}")
     if node.inputs is not None:
         _keep_inputs(text, node.inputs, given)
+    if plan.read_again:
+        text.use("versions_of", versions_of)
+        read = ", ".join(plan.variable(k) for k, _ in plan.read_again)
+        text.add(f"ctx.read = ({read},)", f"ctx.read_at = versions_of({read})")
     if node.draws:
         text.use("states_before", states_before)
         devices = text.use("devices", tuple(dict.fromkeys(draw.device for draw in node.draws)))

@@ -234,7 +234,7 @@ class CallPlan:
     graph takes and returns: they keep operators with side effects in order. `awaited` are arguments that at the trace were
     still on their way from other processes. `begins` are arguments, and their storage offsets, that the program lays out
     anew counted from where their storage begins. In `results`, inputs are arguments, and new tensors are values, which may
-    be numbers or None.
+    be numbers or None. `read_again` are arguments that eager's backward reads, too, in a checkpoint, and what they are called.
     """
 
     arguments: tuple[str, ...]
@@ -255,11 +255,11 @@ class CallPlan:
     tokens: int = 0
     awaited: tuple[int, ...] = ()
     begins: tuple[tuple[int, int], ...] = ()
+    read_again: tuple[tuple[int, str], ...] = ()
 
     def name(self, argument: int) -> str:
         """An argument as messages call it, or a common base."""
-        count = len(self.arguments)
-        return self.arguments[argument] if argument < count else f"base{argument - count}"
+        return [*self.arguments, *(f"base{k}" for k in range(len(self.bases)))][argument]
 
     def variable(self, argument: int) -> str:
         """The variable of an argument in generated code, or of a common base: a user's name could hide what the code uses."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,3 +171,52 @@ def test_a_container_that_takes_the_place_of_another_in_the_state(make: Callable
         known[0] = own[here]
         x = torch.arange(3.0) - call
         assert_same(jitted(x, own[at]), program(x, own[at]))
+
+
+MUTABLE = KINDS | {
+    "deque": lambda: collections.deque([1.0]),
+    "namespace": lambda: types.SimpleNamespace(scale=1.0),
+    "tuple with a list": lambda: ([1.0], 2),
+    "list of a tensor": lambda: [torch.ones(3)],
+}
+
+
+@pytest.mark.parametrize("make", MUTABLE.values(), ids=MUTABLE)
+def test_two_arguments_that_were_one(make: Callable[[], Any]) -> None:
+    program = lambda x, a, b: x * (2 if a is b else 3) - 1  # noqa: E731
+    one_then_two(program, make, lambda other: other)
+
+
+@pytest.mark.parametrize("make", MUTABLE.values(), ids=MUTABLE)
+def test_an_argument_that_was_within_another_one(make: Callable[[], Any]) -> None:
+    program = lambda x, a, b: x * (2 if a is b[0] else 3) - 1  # noqa: E731
+    one_then_two(program, make, lambda other: [other])
+
+
+def test_an_argument_that_was_changed_by_way_of_another_one() -> None:
+    def program(x: Tensor, a: list[float], b: list[float]) -> Tensor:
+        a.append(1.0)
+        y = x * len(b) - 1
+        a.pop()
+        return y
+
+    one_then_two(program, lambda: [1.0], lambda other: other)
+
+
+def one_then_two(program: Program, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> None:
+    """A program that an object comes to twice, and then two of them."""
+    jitted = jit(program, on_refusal="eager")
+    for call in range(10):
+        x, one = torch.arange(3.0) + call, make()
+        other = one if call < 4 else make()
+        assert_same(jitted(x, one, wrap(other)), program(x, one, wrap(other)))
+    assert jitted.statistics().recordings == 2
+
+
+def test_equal_tuples_are_one_value() -> None:
+    program = lambda x, a, b: x * len(a) - len(b)  # noqa: E731
+    jitted, size = jit(program, on_refusal="raise"), (2, 3)
+    for call in range(8):
+        x, other = torch.arange(3.0) + call, size if call < 4 else tuple(iter(size))
+        assert_same(jitted(x, size, other), program(x, size, other))
+    assert jitted.statistics().recordings == 1

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from support import assert_same, jit
+from support.follows import Holder
 
 Program = Callable[..., Tensor]
 MANY = 24
@@ -220,3 +221,99 @@ def test_equal_tuples_are_one_value() -> None:
         x, other = torch.arange(3.0) + call, size if call < 4 else tuple(iter(size))
         assert_same(jitted(x, size, other), program(x, size, other))
     assert jitted.statistics().recordings == 1
+
+
+@dataclass(slots=True)
+class InSlots:
+    n: int
+
+
+@dataclass(eq=False, slots=True)
+class Hashed:
+    n: int
+
+
+class Slotted:
+    __slots__ = ("n", "t")
+
+    def __init__(self, n: int) -> None:
+        self.n, self.t = n, torch.ones(3)
+
+
+WITHOUT_WEAK_REFERENCES: dict[str, Callable[[int], Any]] = {"record": InSlots, "by address": Hashed, "class": Slotted}
+
+
+@pytest.mark.parametrize("make", WITHOUT_WEAK_REFERENCES.values(), ids=WITHOUT_WEAK_REFERENCES)
+def test_an_object_without_weak_references_is_told_apart(make: Callable[[int], Any]) -> None:
+    program = lambda w: lambda x, a: x * (2 if a is w.value[0] else 3) - a.n  # noqa: E731
+    by_turns(program, make)
+
+
+@pytest.mark.parametrize("make", WITHOUT_WEAK_REFERENCES.values(), ids=WITHOUT_WEAK_REFERENCES)
+def test_an_object_without_weak_references_that_is_changed_here_and_read_there(make: Callable[[int], Any]) -> None:
+    def program(w: Holder) -> Program:
+        def step(x: Tensor, a: Any) -> Tensor:
+            a.n += 1
+            return x * w.value[0].n - a.n
+
+        return step
+
+    by_turns(program, make)
+
+
+@pytest.mark.parametrize("make", [Hashed, Slotted])
+def test_an_object_without_weak_references_as_a_key(make: Callable[[int], Any]) -> None:
+    by_turns(lambda w: lambda x, a: x * w.keys.get(a, 3) - a.n, make)
+
+
+@pytest.mark.parametrize("make", [Hashed, Slotted])
+def test_an_object_without_weak_references_as_a_key_of_an_argument(make: Callable[[int], Any]) -> None:
+    by_turns(lambda w: lambda x, a, d: x * d.get(a, 3) - a.n, make, lambda w: (dict(w.keys),))
+
+
+def by_turns(
+    program: Callable[[Holder], Program],
+    make: Callable[[int], Any],
+    more: Callable[[Holder], tuple[Any, ...]] = lambda w: (),
+) -> None:
+    """A program that gets new objects, and then in turn those that it knows."""
+    worlds = [Holder([make(1) for _ in range(3)]) for _ in range(2)]
+    for world in worlds:
+        world.keys = {world.value[0]: 2} if make is not InSlots else {}  # type: ignore[attr-defined]
+    jitted, eager = jit(program(worlds[0]), on_refusal="eager"), program(worlds[1])
+    for call, at in enumerate([None] * MANY + [1, 2, 0, 0, 1, 0, 2]):
+        x = torch.arange(3.0) + call
+        one, other = (make(1) if at is None else world.value[at] for world in worlds)
+        assert_same(jitted(x, one, *more(worlds[0])), eager(x, other, *more(worlds[1])))
+
+
+@pytest.mark.parametrize("make", [lambda at: {"a": at}, lambda at: [at]], ids=["dict", "list"])
+def test_state_that_is_replaced_in_each_call_beside_a_new_argument(make: Callable[[float], Any]) -> None:
+    known = Holder(None)
+    program = lambda x, c: x * (2 if c is known.value else 3) - len(known.value)  # noqa: E731
+    jitted = jit(program, on_refusal="raise")
+    for call in range(300):
+        known.value = make(1.0)
+        others = [make(2.0) for _ in range(call % 4 + 1)]
+        x = torch.arange(3.0) + call
+        assert_same(jitted(x, others[-1]), program(x, others[-1]))
+    assert jitted.statistics().recordings == 1
+
+
+def test_an_object_dies_with_a_list_that_an_argument_could_have_been() -> None:
+    def program(w: Holder) -> Program:
+        return lambda x, c: x * (2 if w.reference() is None else 3) - len(w.value[0]) - len(c)
+
+    worlds = []
+    for _ in range(2):
+        batch = Batch(1.0)
+        worlds.append(Holder([[batch]]))
+        worlds[-1].reference = weakref.ref(batch)  # type: ignore[attr-defined]
+        del batch
+    jitted, eager = jit(program(worlds[0]), on_refusal="eager"), program(worlds[1])
+    for call in range(10):
+        if call == 5:
+            for world in worlds:
+                world.value[0] = [None]
+        x = torch.arange(3.0) + call
+        assert_same(jitted(x, [1]), eager(x, [1]))

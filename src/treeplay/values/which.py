@@ -41,25 +41,35 @@ def which_in(value: Any, given: Sequence[Any]) -> tuple[int, ...]:
 
 
 class Living(set[int]):
-    """The `id` of each of some objects as long as it is there: the address of one that is gone may be another's."""
+    """The `id` of each of some objects as long as it is there: the address of one that is gone may be another's. Of one without
+    weak references nobody tells when it goes: it is kept. A guard that goes over from it to another one says so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._references: list[weakref.ref[Any]] = []
+        self.kept: dict[int, Any] = {}  # a weak reference to each, or the object itself
 
-    def note(self, value: Any, *, is_held: bool) -> None:
-        """Add an object. Of one without weak references nobody tells when it goes: it is added if a guard holds it."""
+    def note(self, value: Any) -> None:
+        """Add an object."""
         if id(value) in self:
             return
         try:
-            self._references.append(weakref.ref(value, partial(_forget, weakref.ref(self), id(value))))
+            self.kept[id(value)] = weakref.ref(value, partial(_forget, weakref.ref(self), id(value)))
         except TypeError:
-            if not is_held:
-                return
+            self.kept[id(value)] = value
         self.add(id(value))
+
+    def go_over(self, before: Any, now: Any) -> None:
+        """A guard holds another object from now on: the one before is nowhere else."""
+        self.lose(id(before))
+        self.note(now)
+
+    def lose(self, at: int) -> None:
+        """Forget the object with this `id`."""
+        self.discard(at)
+        self.kept.pop(at, None)
 
 
 def _forget(living: weakref.ref[Living], at: int, _: Any) -> None:
     found = living()
     if found is not None:
-        found.discard(at)
+        found.lose(at)

@@ -50,7 +50,7 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     living = {type(given[name]): Living() for name in strangers}
     for at, value in itertools.chain(findings.met.items(), keys.items()):
         if type(value) in living and at not in first:
-            living[type(value)].note(value, is_held=at in dependencies.containers)
+            living[type(value)].note(value)
     others = {cls: found for cls, found in living.items() if found}
     dependencies.met.update(others)
     by_class: dict[type, list[str]] = {}

@@ -317,3 +317,26 @@ def test_an_object_dies_with_a_list_that_an_argument_could_have_been() -> None:
                 world.value[0] = [None]
         x = torch.arange(3.0) + call
         assert_same(jitted(x, [1]), eager(x, [1]))
+
+
+@pytest.mark.parametrize("make", [lambda: Batch(1.0), lambda: Config(1.0)], ids=["object", "record"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_slot_takes_an_argument_to_which_a_weak_reference_leads(make: Callable[[], Any], is_inside: bool) -> None:
+    def program(w: Holder, reference: weakref.ref[Any]) -> Program:
+        def step(x: Tensor, a: Any) -> Tensor:
+            last = w.value["k"] if is_inside else w.value
+            y = x * (2 if reference() is last else 3) - 1
+            w.value = {"k": a, "y": y} if is_inside else a
+            return y
+
+        return step
+
+    known = [make() for _ in range(2)]
+    mine, twin = (Holder({"k": make(), "y": torch.ones(3)} if is_inside else make()) for _ in range(2))
+    jitted, eager = (
+        jit(program(mine, weakref.ref(known[0])), on_refusal="eager"),
+        program(twin, weakref.ref(known[1])),
+    )
+    for call in range(14):
+        x, (one, other) = torch.arange(3.0) + call, known if call in (4, 8, 9) else (make(), make())
+        assert_same(jitted(x, one), eager(x, other))

@@ -340,3 +340,30 @@ def test_a_slot_takes_an_argument_to_which_a_weak_reference_leads(make: Callable
     for call in range(14):
         x, (one, other) = torch.arange(3.0) + call, known if call in (4, 8, 9) else (make(), make())
         assert_same(jitted(x, one), eager(x, other))
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda a: (a, 1), lambda a: ((a,),), lambda a: frozenset([a])], ids=["tuple", "two", "set"]
+)
+def test_an_argument_within_a_key_of_another_argument(wrap: Callable[[Any], Any]) -> None:
+    known = Hashed(1)
+    program = lambda x, a, d: x * d.get(wrap(a), 3) - a.n  # noqa: E731
+    jitted = jit(program, on_refusal="eager")
+    for call in range(MANY + 6):
+        x, a = torch.arange(3.0) + call, known if call in (MANY, MANY + 3) else Hashed(1)
+        assert_same(jitted(x, a, {wrap(known): 5}), program(x, a, {wrap(known): 5}))
+    assert jitted.statistics().recordings == 2
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda a: (a, 1), lambda a: ((a,),), lambda a: frozenset([a])], ids=["tuple", "two", "set"]
+)
+def test_an_argument_within_a_key_of_a_function_that_keeps_its_answers(wrap: Callable[[Any], Any]) -> None:
+    def program(w: World) -> Program:
+        answers = [2.0]
+        scale = functools.lru_cache(maxsize=None)(lambda one, *, other=None: answers[0])
+        scale(1, other=wrap(w.first))
+        answers[0] = 3.0
+        return lambda x, b: x * scale(1, other=wrap(b)) - b.t
+
+    beside_eager(program, [1, 0, 2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeplay.values.which import Living, which_in
+from treeplay.values.which import Living, held_in_keys, which_in
 
 
 class _Plain:
@@ -34,3 +34,18 @@ def test_an_object_without_weak_references_is_kept_until_a_guard_leaves_it() -> 
     assert at in living
     living.go_over(living.kept[at], second)
     assert [*living] == [*living.kept] == [id(second)]
+
+
+class _Key:
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return hash(self.of)
+
+
+def test_what_is_held_in_keys() -> None:
+    one, other, third = _Plain([]), _Plain(), _Plain()
+    found = held_in_keys([1, ("a", (one, 2)), frozenset([other]), _Key(third)])
+    assert {id(one), id(other), id(third)} <= found.keys()
+    assert id(one.held) not in found

@@ -252,6 +252,8 @@ class Dependencies:
         for found in (self.tables, self.items, self.members, self.asked, self.functions, self.data):
             found.clear()
         self.kinds.clear()
+        for living in self.met.values():  # conditions of calls have them too
+            living.clear()
         self.met.clear()
         self.attributes.clear()
         self.together = Together(())

@@ -137,8 +137,8 @@ def _parts_of(cls: type) -> Parts | None:
     return _fields if own is not None and own.frozen and not _goes_by_address(cls) else None
 
 
-def _goes_by_address(cls: type) -> bool:
-    """Whether two objects of a class with the same in them differ by `==` or as keys, as any two do of `dataclass(eq=False)`."""
+def _goes_by_address(cls: Any) -> bool:
+    """Whether two objects of a class with the same in them differ by `==` or as keys, as those of `dataclass(eq=False)` do."""
     return cls.__eq__ is object.__eq__ or cls.__hash__ is object.__hash__
 
 

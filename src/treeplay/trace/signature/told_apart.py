@@ -22,11 +22,10 @@ from treeplay.trace.signature.opened import has_asked, hashes_by_address
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import containers, given_containers
-from treeplay.values.kinds import is_a, items
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Identity, Write
 from treeplay.values.structure import DICTS
-from treeplay.values.which import Living, which_in
+from treeplay.values.which import Living, held_in_keys, which_in
 
 
 def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> Identity:
@@ -85,22 +84,18 @@ def _original(value: Any) -> Callable[[], Any]:
 
 def _in_caches(findings: Findings) -> dict[int, Any]:
     """What functions that keep what they have given (`functools.lru_cache`) were called with."""
-    found: dict[int, Any] = {}
-    for function in findings.caching:
-        for key, _ in entries_in(function):
-            found[id(key)] = key
-            if is_a(key, (tuple, list)):
-                found.update((id(part), part) for part in items(key))
-    return found
+    return held_in_keys(key for function in findings.caching for key, _ in entries_in(function))
 
 
 def _keys_given(run: TracedRun) -> dict[int, Any]:
-    """The keys of dictionaries among the arguments, and the members of sets."""
-    keys: dict[int, Any] = {}
-    for _, _, part in containers(run.call.structure, (run.call.args, run.call.kwargs), ""):
-        if part.rest is not None or part.cls in DICTS or part.cls is set:
-            keys.update((id(key), key) for key in part.keys)
-    return keys
+    """What is in the keys of dictionaries among the arguments, and in the members of sets."""
+    found = containers(run.call.structure, (run.call.args, run.call.kwargs), "")
+    return held_in_keys(
+        key
+        for _, _, part in found
+        if part.rest is not None or part.cls in DICTS or part.cls is set
+        for key in part.keys
+    )
 
 
 def _in_slots(

@@ -5,7 +5,9 @@ It does so by `is`, as a key or a member, by `id`, by a hash that follows from w
     the run met it elsewhere too (a global, a key, …)     the argument is this very object
     the run asked for what follows from its address       so it is here
     else                                                  it is none of the objects of its class that the run met
-    two arguments of one class                            they are one, or are not, as they were
+    two arguments of one class that were two              they are two; those that were one are one (`meetings`)
+
+Tuples, and other values that are equal by what they hold, are told apart by that alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from support import assert_same, jit
+from support.follows import Holder
 
 Program = Callable[..., Tensor]
 MANY = 24
@@ -169,3 +172,198 @@ def test_a_container_that_takes_the_place_of_another_in_the_state(make: Callable
         known[0] = own[here]
         x = torch.arange(3.0) - call
         assert_same(jitted(x, own[at]), program(x, own[at]))
+
+
+MUTABLE = KINDS | {
+    "deque": lambda: collections.deque([1.0]),
+    "namespace": lambda: types.SimpleNamespace(scale=1.0),
+    "tuple with a list": lambda: ([1.0], 2),
+    "list of a tensor": lambda: [torch.ones(3)],
+}
+
+
+@pytest.mark.parametrize("make", MUTABLE.values(), ids=MUTABLE)
+def test_two_arguments_that_were_one(make: Callable[[], Any]) -> None:
+    program = lambda x, a, b: x * (2 if a is b else 3) - 1  # noqa: E731
+    one_then_two(program, make, lambda other: other)
+
+
+@pytest.mark.parametrize("make", MUTABLE.values(), ids=MUTABLE)
+def test_an_argument_that_was_within_another_one(make: Callable[[], Any]) -> None:
+    program = lambda x, a, b: x * (2 if a is b[0] else 3) - 1  # noqa: E731
+    one_then_two(program, make, lambda other: [other])
+
+
+def test_an_argument_that_was_changed_by_way_of_another_one() -> None:
+    def program(x: Tensor, a: list[float], b: list[float]) -> Tensor:
+        a.append(1.0)
+        y = x * len(b) - 1
+        a.pop()
+        return y
+
+    one_then_two(program, lambda: [1.0], lambda other: other)
+
+
+def one_then_two(program: Program, make: Callable[[], Any], wrap: Callable[[Any], Any]) -> None:
+    """A program that an object comes to twice, and then two of them."""
+    jitted = jit(program, on_refusal="eager")
+    for call in range(10):
+        x, one = torch.arange(3.0) + call, make()
+        other = one if call < 4 else make()
+        assert_same(jitted(x, one, wrap(other)), program(x, one, wrap(other)))
+    assert jitted.statistics().recordings == 2
+
+
+def test_equal_tuples_are_one_value() -> None:
+    program = lambda x, a, b: x * len(a) - len(b)  # noqa: E731
+    jitted, size = jit(program, on_refusal="raise"), (2, 3)
+    for call in range(8):
+        x, other = torch.arange(3.0) + call, size if call < 4 else tuple(iter(size))
+        assert_same(jitted(x, size, other), program(x, size, other))
+    assert jitted.statistics().recordings == 1
+
+
+@dataclass(slots=True)
+class InSlots:
+    n: int
+
+
+@dataclass(eq=False, slots=True)
+class Hashed:
+    n: int
+
+
+class Slotted:
+    __slots__ = ("n", "t")
+
+    def __init__(self, n: int) -> None:
+        self.n, self.t = n, torch.ones(3)
+
+
+WITHOUT_WEAK_REFERENCES: dict[str, Callable[[int], Any]] = {"record": InSlots, "by address": Hashed, "class": Slotted}
+
+
+@pytest.mark.parametrize("make", WITHOUT_WEAK_REFERENCES.values(), ids=WITHOUT_WEAK_REFERENCES)
+def test_an_object_without_weak_references_is_told_apart(make: Callable[[int], Any]) -> None:
+    program = lambda w: lambda x, a: x * (2 if a is w.value[0] else 3) - a.n  # noqa: E731
+    by_turns(program, make)
+
+
+@pytest.mark.parametrize("make", WITHOUT_WEAK_REFERENCES.values(), ids=WITHOUT_WEAK_REFERENCES)
+def test_an_object_without_weak_references_that_is_changed_here_and_read_there(make: Callable[[int], Any]) -> None:
+    def program(w: Holder) -> Program:
+        def step(x: Tensor, a: Any) -> Tensor:
+            a.n += 1
+            return x * w.value[0].n - a.n
+
+        return step
+
+    by_turns(program, make)
+
+
+@pytest.mark.parametrize("make", [Hashed, Slotted])
+def test_an_object_without_weak_references_as_a_key(make: Callable[[int], Any]) -> None:
+    by_turns(lambda w: lambda x, a: x * w.keys.get(a, 3) - a.n, make)
+
+
+@pytest.mark.parametrize("make", [Hashed, Slotted])
+def test_an_object_without_weak_references_as_a_key_of_an_argument(make: Callable[[int], Any]) -> None:
+    by_turns(lambda w: lambda x, a, d: x * d.get(a, 3) - a.n, make, lambda w: (dict(w.keys),))
+
+
+def by_turns(
+    program: Callable[[Holder], Program],
+    make: Callable[[int], Any],
+    more: Callable[[Holder], tuple[Any, ...]] = lambda w: (),
+) -> None:
+    """A program that gets new objects, and then in turn those that it knows."""
+    worlds = [Holder([make(1) for _ in range(3)]) for _ in range(2)]
+    for world in worlds:
+        world.keys = {world.value[0]: 2} if make is not InSlots else {}  # type: ignore[attr-defined]
+    jitted, eager = jit(program(worlds[0]), on_refusal="eager"), program(worlds[1])
+    for call, at in enumerate([None] * MANY + [1, 2, 0, 0, 1, 0, 2]):
+        x = torch.arange(3.0) + call
+        one, other = (make(1) if at is None else world.value[at] for world in worlds)
+        assert_same(jitted(x, one, *more(worlds[0])), eager(x, other, *more(worlds[1])))
+
+
+@pytest.mark.parametrize("make", [lambda at: {"a": at}, lambda at: [at]], ids=["dict", "list"])
+def test_state_that_is_replaced_in_each_call_beside_a_new_argument(make: Callable[[float], Any]) -> None:
+    known = Holder(None)
+    program = lambda x, c: x * (2 if c is known.value else 3) - len(known.value)  # noqa: E731
+    jitted = jit(program, on_refusal="raise")
+    for call in range(300):
+        known.value = make(1.0)
+        others = [make(2.0) for _ in range(call % 4 + 1)]
+        x = torch.arange(3.0) + call
+        assert_same(jitted(x, others[-1]), program(x, others[-1]))
+    assert jitted.statistics().recordings == 1
+
+
+def test_an_object_dies_with_a_list_that_an_argument_could_have_been() -> None:
+    def program(w: Holder) -> Program:
+        return lambda x, c: x * (2 if w.reference() is None else 3) - len(w.value[0]) - len(c)
+
+    worlds = []
+    for _ in range(2):
+        batch = Batch(1.0)
+        worlds.append(Holder([[batch]]))
+        worlds[-1].reference = weakref.ref(batch)  # type: ignore[attr-defined]
+        del batch
+    jitted, eager = jit(program(worlds[0]), on_refusal="eager"), program(worlds[1])
+    for call in range(10):
+        if call == 5:
+            for world in worlds:
+                world.value[0] = [None]
+        x = torch.arange(3.0) + call
+        assert_same(jitted(x, [1]), eager(x, [1]))
+
+
+@pytest.mark.parametrize("make", [lambda: Batch(1.0), lambda: Config(1.0)], ids=["object", "record"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_slot_takes_an_argument_to_which_a_weak_reference_leads(make: Callable[[], Any], is_inside: bool) -> None:
+    def program(w: Holder, reference: weakref.ref[Any]) -> Program:
+        def step(x: Tensor, a: Any) -> Tensor:
+            last = w.value["k"] if is_inside else w.value
+            y = x * (2 if reference() is last else 3) - 1
+            w.value = {"k": a, "y": y} if is_inside else a
+            return y
+
+        return step
+
+    known = [make() for _ in range(2)]
+    mine, twin = (Holder({"k": make(), "y": torch.ones(3)} if is_inside else make()) for _ in range(2))
+    jitted, eager = (
+        jit(program(mine, weakref.ref(known[0])), on_refusal="eager"),
+        program(twin, weakref.ref(known[1])),
+    )
+    for call in range(14):
+        x, (one, other) = torch.arange(3.0) + call, known if call in (4, 8, 9) else (make(), make())
+        assert_same(jitted(x, one), eager(x, other))
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda a: (a, 1), lambda a: ((a,),), lambda a: frozenset([a])], ids=["tuple", "two", "set"]
+)
+def test_an_argument_within_a_key_of_another_argument(wrap: Callable[[Any], Any]) -> None:
+    known = Hashed(1)
+    program = lambda x, a, d: x * d.get(wrap(a), 3) - a.n  # noqa: E731
+    jitted = jit(program, on_refusal="eager")
+    for call in range(MANY + 6):
+        x, a = torch.arange(3.0) + call, known if call in (MANY, MANY + 3) else Hashed(1)
+        assert_same(jitted(x, a, {wrap(known): 5}), program(x, a, {wrap(known): 5}))
+    assert jitted.statistics().recordings == 2
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda a: (a, 1), lambda a: ((a,),), lambda a: frozenset([a])], ids=["tuple", "two", "set"]
+)
+def test_an_argument_within_a_key_of_a_function_that_keeps_its_answers(wrap: Callable[[Any], Any]) -> None:
+    def program(w: World) -> Program:
+        answers = [2.0]
+        scale = functools.lru_cache(maxsize=None)(lambda one, *, other=None: answers[0])
+        scale(1, other=wrap(w.first))
+        answers[0] = 3.0
+        return lambda x, b: x * scale(1, other=wrap(b)) - b.t
+
+    beside_eager(program, [1, 0, 2])

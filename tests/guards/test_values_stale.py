@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -293,4 +294,29 @@ def test_an_autograd_function_whose_numbers_change() -> Story:
 
     yield step
     Scaled.factor = 3.0
+    yield
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByAddress:
+    n: int = 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, known, one: x * known.get(one, 3) - 1,
+        lambda x, known, one: x * (2 if one in [*known] else 3) - 1,
+        lambda x, known, one: x * (2 if one == next(iter(known)) else 3) - 1,
+    ],
+    ids=["key", "member", "equal"],
+)
+@follows()
+def test_a_frozen_dataclass_that_is_equal_to_itself_alone(program: Callable[..., Tensor]) -> Story:
+    at = Holder(ByAddress())
+    known = {at.value: 2}
+    yield lambda x: program(x, known, at.value)
+    at.value = ByAddress()
+    yield
+    at.value = next(iter(known))
     yield

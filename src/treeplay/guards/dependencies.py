@@ -138,6 +138,9 @@ class Dependencies:
         self.kinds = [kind for kind in self.kinds if id(kind[0]) not in known]
         self.attributes = [found for found in self.attributes if id(found[0]) not in known]
         self.containers = {key: guard for key, guard in self.containers.items() if key not in known}
+        for living in self.met.values():
+            for key in known:
+                living.lose(key)
 
     def let_go(self, tensors: Iterable[int]) -> None:
         """Forget tensors that others took the place of, by their `id`, which any new object may have from now on."""
@@ -145,11 +148,12 @@ class Dependencies:
             self.tensors.pop(tensor, None)
             self._elsewhere.staying.pop(tensor, None)
 
-    def meet_again(self) -> None:
-        """Note among what was `met` the containers that guards went over to."""
-        for guard in self.containers.values() if self.met else ():
-            if type(guard.holder) in self.met:
-                self.met[type(guard.holder)].note(guard.holder, is_held=True)
+    def meet_again(self, moved: Iterable[tuple[ContainerGuard, Any]]) -> None:
+        """Note among what was `met` that guards went over to other containers than these."""
+        for guard, before in moved:
+            living = self.met.get(type(before))
+            if living is not None:
+                living.go_over(before, guard.holder)
 
     def replaceable(self, but: Set[int]) -> Iterator[tuple[ContainerGuard, Any, torch.Tensor]]:
         """Tensors that no operator read and that are in one place alone, `but` for these by their `id`; each with the guard and
@@ -248,6 +252,8 @@ class Dependencies:
         for found in (self.tables, self.items, self.members, self.asked, self.functions, self.data):
             found.clear()
         self.kinds.clear()
+        for living in self.met.values():  # conditions of calls have them too
+            living.clear()
         self.met.clear()
         self.attributes.clear()
         self.together = Together(())

@@ -146,7 +146,9 @@ class _LikeItself(_Like):
         met.append(id(found))
         if found is self._value:
             return True
-        return not self._is_container and id(found) not in staying and are_alike(self._elsewhere, self._value, found)
+        if self._is_container or not _may_be_there(found, staying, self._elsewhere):
+            return False
+        return are_alike(self._elsewhere, self._value, found)
 
 
 class _LikeContainer(_Like):
@@ -183,9 +185,7 @@ class _LikeRecord(_Like):
         self._is_table = bool(cls.__dictoffset__) and not any(slots_in(base) for base in cls.__mro__)
 
     def fits(self, found: Any, staying: Mapping[int, bool], met: list[int]) -> bool:
-        if type(found) is not self._cls or id(found) in staying or id(found) in self._elsewhere.met:
-            return False
-        if self._elsewhere.has_weak and weakref.getweakrefcount(found):
+        if type(found) is not self._cls or not _may_be_there(found, staying, self._elsewhere):
             return False
         met.append(id(found))
         values: Iterable[Any]
@@ -200,6 +200,12 @@ class _LikeRecord(_Like):
                 return False
             values = [value for _, value in held]
         return _all_fit(self._parts, values, staying, met)
+
+
+def _may_be_there(found: Any, staying: Mapping[int, bool], elsewhere: Elsewhere) -> bool:
+    """Whether an object may be where another one was: the run can have told it from none that it met elsewhere."""
+    at = id(found)
+    return at not in staying and at not in elsewhere.met and not (elsewhere.has_weak and weakref.getweakrefcount(found))
 
 
 def _all_fit(parts: Sequence[_Like], values: Iterable[Any], staying: Mapping[int, bool], met: list[int]) -> bool:

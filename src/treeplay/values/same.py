@@ -134,7 +134,12 @@ def _parts_of(cls: type) -> Parts | None:
     if is_namedtuple(cls) and not getattr(cls, "__dictoffset__", 0):
         return _items_of_tuple
     own: Any = vars(cls).get("__dataclass_params__")
-    return _fields if own is not None and own.frozen else None
+    return _fields if own is not None and own.frozen and not _goes_by_address(cls) else None
+
+
+def _goes_by_address(cls: Any) -> bool:
+    """Whether two objects of a class with the same in them differ by `==` or as keys, as those of `dataclass(eq=False)` do."""
+    return cls.__eq__ is object.__eq__ or cls.__hash__ is object.__hash__
 
 
 def _is_of_numpy(cls: type) -> bool:

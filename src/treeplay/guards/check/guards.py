@@ -98,10 +98,13 @@ class Guards:
 
     def _accept(self, comparison: Comparison, touched: Sequence[Table]) -> None:
         """Go over to what was found, all or nothing: nothing differs."""
+        moved = [
+            (guard, guard.holder) for guard in self._dependencies.containers.values() if id(guard) in comparison.moved
+        ]
         for commit in comparison.commits:
             commit()
         self._dependencies.let_go(comparison.replaced)
-        self._dependencies.meet_again()
+        self._dependencies.meet_again(moved)
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
@@ -198,6 +201,7 @@ class Guards:
         for guard in (*dependencies.items, *dependencies.members):
             yield from (guard, guard.recorded)
         yield from (*dependencies.kinds, *dependencies.attributes)
+        yield from (living.kept for living in dependencies.met.values())
         yield from dependencies.asked
         for _, pattern in dependencies.together.slots:
             yield from pattern.parts

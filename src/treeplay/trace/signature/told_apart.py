@@ -5,7 +5,9 @@ It does so by `is`, as a key or a member, by `id`, by a hash that follows from w
     the run met it elsewhere too (a global, a key, …)     the argument is this very object
     the run asked for what follows from its address       so it is here
     else                                                  it is none of the objects of its class that the run met
-    two arguments of one class                            they are one, or are not, as they were
+    two arguments of one class that were two              they are two; those that were one are one (`meetings`)
+
+Tuples, and other values that are equal by what they hold, are told apart by that alone.
 """
 
 from __future__ import annotations
@@ -22,11 +24,10 @@ from treeplay.trace.signature.opened import has_asked, hashes_by_address
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import containers, given_containers
-from treeplay.values.kinds import is_a, items
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Identity, Write
 from treeplay.values.structure import DICTS
-from treeplay.values.which import Living, which_in
+from treeplay.values.which import Living, held_in_keys, which_in
 
 
 def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> Identity:
@@ -50,7 +51,7 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     living = {type(given[name]): Living() for name in strangers}
     for at, value in itertools.chain(findings.met.items(), keys.items()):
         if type(value) in living and at not in first:
-            living[type(value)].note(value, is_held=at in dependencies.containers)
+            living[type(value)].note(value)
     others = {cls: found for cls, found in living.items() if found}
     dependencies.met.update(others)
     by_class: dict[type, list[str]] = {}
@@ -85,22 +86,18 @@ def _original(value: Any) -> Callable[[], Any]:
 
 def _in_caches(findings: Findings) -> dict[int, Any]:
     """What functions that keep what they have given (`functools.lru_cache`) were called with."""
-    found: dict[int, Any] = {}
-    for function in findings.caching:
-        for key, _ in entries_in(function):
-            found[id(key)] = key
-            if is_a(key, (tuple, list)):
-                found.update((id(part), part) for part in items(key))
-    return found
+    return held_in_keys(key for function in findings.caching for key, _ in entries_in(function))
 
 
 def _keys_given(run: TracedRun) -> dict[int, Any]:
-    """The keys of dictionaries among the arguments, and the members of sets."""
-    keys: dict[int, Any] = {}
-    for _, _, part in containers(run.call.structure, (run.call.args, run.call.kwargs), ""):
-        if part.rest is not None or part.cls in DICTS or part.cls is set:
-            keys.update((id(key), key) for key in part.keys)
-    return keys
+    """What is in the keys of dictionaries among the arguments, and in the members of sets."""
+    found = containers(run.call.structure, (run.call.args, run.call.kwargs), "")
+    return held_in_keys(
+        key
+        for _, _, part in found
+        if part.rest is not None or part.cls in DICTS or part.cls is set
+        for key in part.keys
+    )
 
 
 def _in_slots(

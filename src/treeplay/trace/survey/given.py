@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import given_containers
-from treeplay.values.kinds import is_frozen, module_of
+from treeplay.values.kinds import is_a, is_frozen, module_of
 from treeplay.values.place import How, Place
 from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, values_in
 from treeplay.values.structure import Leaf, Structure
@@ -86,17 +86,27 @@ def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Ite
     writes = list(writes)
     used = {value.name for value in values_in(refs, writes) if isinstance(value, GivenContainer)}
     used |= {name for write in writes if (name := given_name(write.place)) is not None}
+    known: set[tuple[str, str]] = set()
     for places in found.given.values():
         first = places[0]
         for place in places[1:]:
             if place.how is not How.ARGUMENT:
                 yield Meeting(first.key, place, are_one=True)
-            elif used:
-                yield Meeting(first.key, place.key, are_one=True)
+            elif used or not is_a(first.holder, tuple):  # a program tells one from two; but a tuple is what it holds
+                if not _follows(first.key, place.key, known):
+                    yield Meeting(first.key, place.key, are_one=True)
+                known.add((first.key, place.key))
         for others in found.given.values():
             other = others[0]
             if first.key in used and other is not first and type(other.holder) is type(first.holder):
                 yield Meeting(first.key, other.key, are_one=False)
+
+
+def _follows(one: str, other: str, known: Collection[tuple[str, str]]) -> bool:
+    """Whether two containers are one because those that they are in are, as is known, and they are at the same place there."""
+    around, _, at = one.rpartition("_")
+    around_other, _, at_other = other.rpartition("_")
+    return at == at_other and (around, around_other) in known
 
 
 def _label(name: str) -> str:

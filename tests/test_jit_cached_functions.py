@@ -152,3 +152,36 @@ def test_all_of_a_cached_container_counts(change: Callable[[dict[str, Any]], obj
         x = torch.full((3,), float(k))
         assert_same(jitted(x), program(x))
     assert jitted.statistics().replays >= 5
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("is_filled", [False, True], ids=["as it goes", "before"])
+@pytest.mark.parametrize("gives", [lambda t: t.clone() * 2, lambda t: float(t[0]) * 2], ids=["tensors", "numbers"])
+def test_an_argument_that_is_a_key_counts_as_itself(
+    gives: Callable[[Any], Any], is_filled: bool, cached: Decorate
+) -> None:
+    """Any tensor of its description was given the result of the one that was recorded."""
+    drawn = [torch.tensor([value, value - 3]) for value in (1.0, 4.0, 6.0)]
+    doubled, twin = cached(gives), cached(gives)
+    if is_filled:
+        for x in drawn:
+            doubled(x), twin(x)
+    jitted = jit(lambda x: x - doubled(x), on_refusal="eager")
+    for k in (0, 0, 0, 1, 1, 2, 0, 1, 0):
+        if k == 2:
+            drawn[0].sub_(7)  # which the cache does not know
+        assert_same(jitted(drawn[k]), drawn[k] - twin(drawn[k]))
+
+
+def test_an_object_that_is_a_key_counts_as_itself(cached: Decorate) -> None:
+    class Config:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+    scaled = cached(lambda config: torch.arange(3) * config.scale)
+    twin = cached(scaled.__wrapped__)
+    jitted = jit(lambda x, config: x - scaled(config))
+    configs = [Config(2.0), Config(5.0)]
+    for k in (0, 0, 0, 1, 1, 0, 1, 1):
+        x = torch.full((3,), float(k))
+        assert_same(jitted(x, configs[k]), x - twin(configs[k]))

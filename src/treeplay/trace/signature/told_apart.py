@@ -15,14 +15,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from treeplay.guards.caches import entries_in
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Findings
 from treeplay.trace.signature.opened import has_asked, hashes_by_address
 from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import containers, given_containers
-from treeplay.values.kinds import is_a, items
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Identity, Write
 from treeplay.values.structure import DICTS
@@ -39,7 +37,7 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     for name, value in given.items():
         first.setdefault(id(value), name)
     dependencies = findings.dependencies
-    keys = {**_in_caches(findings), **_keys_given(run)}
+    keys = _keys_given(run)
     left_out = {id(container) for container in only_given(run.found)}
     by_address = _by_address(run.reads)
     themselves: list[str] = []
@@ -81,17 +79,6 @@ def _original(value: Any) -> Callable[[], Any]:
         return weakref.ref(value)
     except TypeError:
         return lambda: value
-
-
-def _in_caches(findings: Findings) -> dict[int, Any]:
-    """What functions that keep what they have given (`functools.lru_cache`) were called with."""
-    found: dict[int, Any] = {}
-    for function in findings.caching:
-        for key, _ in entries_in(function):
-            found[id(key)] = key
-            if is_a(key, (tuple, list)):
-                found.update((id(part), part) for part in items(key))
-    return found
 
 
 def _keys_given(run: TracedRun) -> dict[int, Any]:

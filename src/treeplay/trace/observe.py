@@ -33,10 +33,15 @@ _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 
 class Log(list[LoggedCall]):
     """The operators of a run. `failure` is an error of ours that ended it: the program went on, unlogged. `began_with`: the
-    plain values that the program read as it began, by the way to each; numbers among the arguments by their leaf."""
+    plain values that the program read as it began, by the way to each; numbers among the arguments by their leaf. `misses`: how
+    often caches of functions lacked what they were asked for by the end of the last trace, by the `id` of the function."""
 
     failure: Exception | None = None
     began_with: Mapping[Trail | int, Any] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.misses: dict[int, int] = {}
 
 
 class Observer(TorchDispatchMode):

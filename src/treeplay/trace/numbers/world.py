@@ -37,6 +37,7 @@ class ScalarWorld:
     guards: dict[str, ScalarGuard] = field(default_factory=dict)
     partial: list[tuple[str, torch.fx.Node]] = field(default_factory=list)
     reads: Reads | None = None  # which is not to note what we do ourselves
+    check: Callable[[], None] | None = None  # whether the run may go on to compute
     thread: int = field(default_factory=get_ident)
     made: list[weakref.ref[Any]] = field(default_factory=list)  # the nodes of its numbers
 
@@ -52,6 +53,8 @@ class ScalarWorld:
 
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""
+        if self.check is not None:
+            self._unnoted(self.check)
         node: torch.fx.Node = self._unnoted(lambda: self.graph.call_function(fn, args))
         return node
 

@@ -12,13 +12,14 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor  # by name: modules are watched while it is asked for
 
+from treeplay.guards.caches import Filled
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, running_call, user_location
 from treeplay.torch_seam.autograd import is_accumulating
@@ -47,6 +48,7 @@ from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.begins import BEGINS, from_start
+from treeplay.trace.run.caches import being_filled, too_early_for
 from treeplay.trace.run.draws import SequenceOfDraws
 from treeplay.trace.run.gradients import as_taken_over
 from treeplay.trace.run.lasting import Lasting
@@ -84,6 +86,7 @@ class Tracer(TorchDispatchMode):
         generators: TrackedGenerators,
         reads: Reads,
         layouts: Mapping[Question, Answer],
+        cached: Sequence[Filled] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         note_casts()
@@ -97,7 +100,8 @@ class Tracer(TorchDispatchMode):
         self.refuse = self.tape.refuse
         self._on_fakes = OnFakes(self.tape, layouts)
         self._zeros = KnownZeros(self.tape, is_known)
-        self.world = ScalarWorld(self.tape.graph)
+        self._cached = cached  # functions with caches that the program reaches
+        self.world = ScalarWorld(self.tape.graph, check=self._check_caches)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
         self._draws = SequenceOfDraws(self.tape, generators, reads)
@@ -125,6 +129,7 @@ class Tracer(TorchDispatchMode):
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
             with self.tape.fake_mode:
                 return func(*args, **kwargs)
+        self._check_caches()
         where = user_location()
         if (unfit := why_not_followed(func)) is not None:
             raise self.refuse(spoken_name(func), *unfit, where)
@@ -167,6 +172,10 @@ class Tracer(TorchDispatchMode):
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
         result = self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
         return result if draw is None else self._draws.end(draw, node, result)
+
+    def _check_caches(self) -> None:
+        if self._cached and (function := being_filled(self._cached)) is not None:
+            raise too_early_for(function, self.tape)
 
     def _settle(self, func: Any, args: Any, kwargs: Any, told: Answer | None) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""

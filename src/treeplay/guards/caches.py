@@ -90,6 +90,24 @@ class Filled:
             table.update(self.entries)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much more a limited cache could take at a moment, and how often it had lacked by then what was asked for."""
+
+    misses: int
+    left: int
+
+    @staticmethod
+    def now(function: Any) -> Room:
+        """That of a function's cache as it is."""
+        asked = function.cache_info()
+        return Room(asked.misses, asked.maxsize - asked.currsize)
+
+    def was_enough(self, function: Any) -> bool:
+        """Whether it has taken since then all that it was asked for, and dropped nothing."""
+        return 0 <= Room.now(function).misses - self.misses <= self.left
+
+
 def cache_guard(function: Any, label: str) -> Table | None:
     """The guard over all that a function's cache holds; None while that is nothing."""
     table = table_of_cache(function)
@@ -105,12 +123,6 @@ def cache_guard(function: Any, label: str) -> Table | None:
 def keeps_results(function: Any) -> bool:
     """Whether a function has room for any result."""
     return bool(function.cache_parameters()["maxsize"] != 0)
-
-
-def is_full(function: Any) -> bool:
-    """Whether a function's cache drops an entry for the next one."""
-    asked = function.cache_info()
-    return bool(asked.currsize == asked.maxsize)
 
 
 def codes_behind(function: Any) -> list[types.CodeType]:

@@ -153,7 +153,7 @@ def _trace(
             raise _told(refusal, run) from refusal.__cause__
         finally:
             call.ran.update(read_in(reads.ran))
-            tracer.world.reads = None  # or each would keep the other, by the numbers of which something was read
+            tracer.world.let_go()  # or each would keep the other, by the numbers of which something was read
             generators.note(reads)
             _undo(run, partial(_tell_apart, run, is_shared=is_shared))
             if is_refused:  # else once what it has read is let go

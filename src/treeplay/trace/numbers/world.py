@@ -51,6 +51,10 @@ class ScalarWorld:
         nodes = [node for ref in self.made if (node := ref()) is not None]
         return any(not isinstance(node.node, torch.fx.Node) or node.node.op != "placeholder" for node in nodes)
 
+    def let_go(self) -> None:
+        """Refer to nothing of the run any more."""
+        self.reads = self.check = None
+
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""
         if self.check is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.caches import Filled, codes_behind, entries_in, is_full, is_limited, keeps_results, table_of_cache
+from treeplay.guards.caches import Filled, Room, codes_behind, entries_in, is_limited, keeps_results, table_of_cache
 from treeplay.guards.outside import caches_emptied
 from treeplay.observe.lines import is_users_or_text
 from treeplay.trace.numbers.scalars import SYMBOLS
@@ -37,9 +37,9 @@ def check_steady(cached: Iterable[Filled], misses: dict[int, int] | None) -> Non
     which nothing takes back, and the call that runs as it is once more. `misses`: how often it had been asked so by then."""
     if misses is None:
         return
-    for each in cached:
+    for each in [each for each in cached if is_limited(each.function)]:
         before, misses[id(each.function)] = misses.get(id(each.function)), each.misses
-        if before != each.misses and is_full(each.function):
+        if before != each.misses and not Room.now(each.function).left:
             raise too_early_for(each.function)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import treeplay
 from support import assert_same, jit
 
 Decorate = Callable[[Any], Any]
@@ -152,3 +154,131 @@ def test_all_of_a_cached_container_counts(change: Callable[[dict[str, Any]], obj
         x = torch.full((3,), float(k))
         assert_same(jitted(x), program(x))
     assert jitted.statistics().replays >= 5
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("is_filled", [False, True], ids=["as it goes", "before"])
+@pytest.mark.parametrize("gives", [lambda t: t.clone() * 2, lambda t: float(t[0]) * 2], ids=["tensors", "numbers"])
+def test_an_argument_that_is_a_key_counts_as_itself(
+    gives: Callable[[Any], Any], is_filled: bool, cached: Decorate
+) -> None:
+    """Any tensor of its description was given the result of the one that was recorded."""
+    drawn = [torch.tensor([value, value - 3]) for value in (1.0, 4.0, 6.0)]
+    doubled, twin = cached(gives), cached(gives)
+    if is_filled:
+        for x in drawn:
+            doubled(x), twin(x)
+    jitted = jit(lambda x: x - doubled(x), on_refusal="eager")
+    for k in (0, 0, 0, 1, 1, 2, 0, 1, 0):
+        if k == 2:
+            drawn[0].sub_(7)  # which the cache does not know
+        assert_same(jitted(drawn[k]), drawn[k] - twin(drawn[k]))
+
+
+def test_an_object_that_is_a_key_counts_as_itself(cached: Decorate) -> None:
+    class Config:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+    scaled = cached(lambda config: torch.arange(3) * config.scale)
+    twin = cached(scaled.__wrapped__)
+    jitted = jit(lambda x, config: x - scaled(config))
+    configs = [Config(2.0), Config(5.0)]
+    for k in (0, 0, 0, 1, 1, 0, 1, 1):
+        x = torch.full((3,), float(k))
+        assert_same(jitted(x, configs[k]), x - twin(configs[k]))
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("is_filled", [False, True], ids=["empty", "filled"])
+def test_a_call_that_raised_tells_nothing_of_the_next(is_filled: bool, cached: Decorate) -> None:
+    """It leaves no entry, so no guard told of one that somebody else made later."""
+    state = {"is bad": not is_filled, "value": 3.0}
+
+    @cached
+    def value(n: int) -> float:
+        if state["is bad"]:
+            raise KeyError(n)
+        return state["value"]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x * value(1) - 1
+        except KeyError:
+            return x - 2
+
+    if is_filled:
+        value(77)
+        state["is bad"] = True
+    jitted = jit(program, on_refusal="eager")
+    for k in range(8):
+        if k == 5:
+            state["is bad"] = False
+            value(1)
+            state["is bad"] = True
+        assert_same(jitted(torch.full((3,), float(k))), torch.full((3,), k * 3.0 - 1 if k >= 5 else k - 2.0))
+
+
+def test_what_a_cached_function_does_besides_is_done_once(cached: Decorate) -> None:
+    """A trace that missed left the entry and took back the rest, and each replay did it once more."""
+    found = []
+    for make in (jit, lambda program: program):
+        registry = {"n": 0}
+
+        @cached
+        def number(name: str, registry: dict[str, int] = registry) -> int:
+            registry["n"] += 1
+            return registry["n"]
+
+        called = make(lambda x, number=number: x * number("a") - 1)
+        for k in range(8):
+            if k in (1, 5):
+                number.cache_clear()
+            found.append((called(torch.full((3,), float(k))).tolist(), registry["n"]))
+    assert found[:8] == found[8:]
+
+
+ASKED: dict[str, tuple[str, Callable[[Any], Callable[[], Any]]]] = {
+    "cleared": ("cache_clear", lambda function: function.cache_clear),
+    "cleared by a computed name": ("cache_clear", lambda function: lambda: getattr(function, "cache_" + "clear")()),
+    "counted": ("cache_info", lambda function: lambda: function.cache_info()),
+    "counted by another name": ("cache_info", lambda function: function.cache_info),
+}
+
+
+@pytest.mark.parametrize("how", ASKED)
+def test_a_program_that_asks_the_cache_itself_is_refused(how: str, cached: Decorate) -> None:
+    op, make = ASKED[how]
+    doubled = cached(lambda n: n * 2.0)
+    ask = make(doubled)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * doubled(3)
+        ask()
+        return y - 1
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    jitted(torch.ones(3))
+    doubled(3)
+    with pytest.raises(treeplay.Refusal) as caught:
+        jitted(torch.ones(3))
+    assert caught.value.op == op
+
+
+def test_a_program_that_empties_the_cache_by_c_code_is_not_replayed(cached: Decorate) -> None:
+    scales = [2.0]
+    scaled = cached(lambda n: n * scales[0])
+    empty = operator.methodcaller("cache_clear")
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * scaled(3) - 1
+        empty(scaled)
+        return y
+
+    jitted = jit(program)
+    for k in range(6):
+        if k == 4:
+            scales[0] = 5.0
+            scaled(3)
+            scales[0] = 2.0
+        assert_same(jitted(torch.full((3,), float(k))), torch.full((3,), k * (15.0 if k == 4 else 6.0) - 1))

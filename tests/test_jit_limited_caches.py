@@ -81,3 +81,70 @@ def test_a_table_of_a_plain_argument_stays_eagers(limit: int | None, change: str
             table.cache_clear()
             twin.cache_clear()
     assert _is_real(table, 3, 4, 5)
+
+
+LAYERS: dict[str, Callable[[int], Any]] = {
+    "a module": lambda n: torch.nn.Linear(n, 2),
+    "a module in a list": lambda n: torch.nn.Sequential(torch.nn.LayerNorm(n), torch.nn.Linear(n, 2)),
+    "a closure": lambda n: (lambda scale: lambda x: x - scale * x)(torch.randn(n)),
+    "a partial": lambda n: functools.partial(torch.sub, torch.randn(n)),
+    "deep": lambda n: [[[[[[[torch.randn(n)]]]]]]],
+    "drawn": lambda n: torch.randn(n),
+}
+
+
+def _used(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    while isinstance(layer, list):
+        layer = layer[0]
+    return layer(x) if callable(layer) else x - layer
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("limit", [1, 2, None])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_what_is_cached_is_whole_and_eagers(limit: int | None, kind: str) -> None:
+    """A trace left modules without weights in the cache, and took out of it what other calls had drawn."""
+    layer, twin = functools.lru_cache(limit)(LAYERS[kind]), functools.lru_cache(limit)(LAYERS[kind])
+    jitted = jit(lambda x: _used(layer(len(x)), x), on_refusal="eager")
+    sizes = (4, 5, 6, 4, 6, 4, 6, 5, 4, 4, 5, 4, 4, 4)
+    found = []
+    for call, wanted in ((jitted, layer), (lambda x: _used(twin(len(x)), x), twin)):
+        torch.manual_seed(3)
+        found.append([])
+        for k, n in enumerate(sizes):
+            if k == 9:
+                wanted.cache_clear()
+            found[-1].append(call(torch.arange(float(n))).detach())
+            if k % 4 == 3:
+                found[-1].append(_used(wanted(n), torch.ones(n)).detach())
+    for one, other in zip(*found, strict=True):
+        assert_same(one, other)
+    assert layer.cache_info().currsize == twin.cache_info().currsize
+
+
+@pytest.mark.filterwarnings("ignore:treeplay runs")
+def test_numbers_that_a_full_cache_drops_in_each_call_are_not_dropped_once_more() -> None:
+    """A trace asked for them first, and so the call that ran as it is found others to be there."""
+    found = []
+    for make in (lambda program: jit(program, on_refusal="eager"), lambda program: program):
+        scales = [1.0]
+        inner = functools.lru_cache(1)(lambda n, scales=scales: scales[0] * n)
+        outer = functools.lru_cache(1)(lambda n, inner=inner: torch.full((3,), inner(n) - inner(n + 1) * 2))
+        called = make(lambda x, inner=inner, outer=outer: x * outer(3) - outer(4) * inner(3))
+        found.append([])
+        for k in range(12):
+            scales[0] += k in (2, 5, 7)
+            found[-1].append(called(torch.full((3,), float(k))))
+    for one, other in zip(*found, strict=True):
+        assert_same(one, other)
+
+
+def test_a_trace_that_misses_leaves_the_cache_as_it_was() -> None:
+    drawn = functools.lru_cache(2)(lambda n: torch.randn(n))
+    jitted = jit(lambda x: x - drawn(len(x)))
+    jitted(torch.ones(3))
+    drawn.cache_clear()
+    kept = [drawn(n) for n in (7, 8)]
+    jitted(torch.ones(3))  # which drops the oldest, once
+    assert drawn(8) is kept[1] and drawn.cache_info().currsize == 2
+    assert not isinstance(drawn(3), FakeTensor)

@@ -79,14 +79,13 @@ class Refusal(Explained):
     """Those to numbers of state that were to be inputs, and whose values the program needs. Nobody else sees this."""
     is_of_other: bool = False
     """Whether the program is refused with plain numbers in the place of inputs, too. Nobody else sees this."""
+    may_last: bool = False
+    """Of one that is too early: whether all later calls may be so too, as where a cache drops in each call what the next one
+    needs. Nobody else sees this."""
 
 
 class TooEarly(Refusal):
     """This call cannot be recorded, and a later one can: it makes what the others will only change."""
-
-    may_last: bool = False
-    """Whether all later calls may be so too, as where a cache drops in each call what the next one needs. Nobody else sees
-    this."""
 
 
 class Differing(Refusal):

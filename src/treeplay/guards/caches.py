@@ -8,16 +8,19 @@ They are C's, and only the garbage collector is shown them.
 
 from __future__ import annotations
 
+import functools
 import gc
+import types
 from dataclasses import dataclass
 from typing import Any
 
 from treeplay.guards.containers import Table
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.kinds import table_of
+from treeplay.values.kinds import is_a, table_of
 from treeplay.values.same import is_same
 
 _LINK = "_lru_list_elem"
+_MOST_WRAPPERS = 32  # one around the other
 
 
 class CachedResults(Table):
@@ -52,44 +55,63 @@ class CachedResults(Table):
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A function with a cache, what this held at a moment, and how often it had been asked by then."""
+    """A function with a cache, what this held at a moment, and how often it had lacked by then what was asked for."""
 
     function: Any
-    table: dict[Any, Any] | None
     entries: list[tuple[Any, Any]]
-    hits: int
     misses: int
 
     @staticmethod
     def now(function: Any) -> Filled:
         """As it is."""
-        asked = function.cache_info()
-        return Filled(function, table_of_cache(function), entries_in(function), asked.hits, asked.misses)
+        return Filled(function, entries_in(function), function.cache_info().misses)
 
-    def lacks_what_it_gave(self) -> bool:
-        """Whether the function may have given, since then, an entry that is not in its cache any more."""
-        asked, left = self.function.cache_info(), {id(key): value for key, value in entries_in(self.function)}
-        if all(id(key) in left and left[id(key)] is value for key, value in self.entries):
-            return False
-        # Each new entry was a miss, unless it was cleared in between, which sets the counts to zero.
-        return bool(asked.hits != self.hits or asked.misses < self.misses + self._added(left))
+    def has_missed(self) -> bool:
+        """Whether it was asked since then for what it lacked, or was emptied."""
+        return bool(self.function.cache_info().misses != self.misses)
+
+    def lacks_an_entry(self) -> bool:
+        """Whether it held one then that is not in it any more."""
+        left = {id(key): value for key, value in entries_in(self.function)}
+        return not all(id(key) in left and left[id(key)] is value for key, value in self.entries)
 
     def put_back(self) -> None:
-        """Put entries back that are gone since, where the cache has no limit: others are linked outside of Python."""
-        if self.table is not None and not is_limited(self.function):
-            for key, value in self.entries:
-                if self.table.get(key, ABSENT) is not value:
-                    self.table[key] = value
+        """Have it hold what it held then: all of that if it has no limit, and nothing if that was nothing. Else its entries are
+        linked outside of Python: none can be put in, and none taken out alone."""
+        if is_limited(self.function):
+            if not self.entries:
+                self.function.cache_clear()
+            return
+        table, before = table_of_cache(self.function), {id(key) for key, _ in self.entries}
+        assert table is not None
+        for key in [key for key in table if id(key) not in before]:
+            table.pop(key, None)
+        if len(table) < len(before):
+            table.update(self.entries)
 
-    def _added(self, left: dict[int, Any]) -> int:
-        before = {id(key): value for key, value in self.entries}
-        return sum(1 for key, value in left.items() if key not in before or before[key] is not value)
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much more a limited cache could take at a moment, and how often it had lacked by then what was asked for."""
+
+    misses: int
+    left: int
+
+    @staticmethod
+    def now(function: Any) -> Room:
+        """That of a function's cache as it is."""
+        asked = function.cache_info()
+        return Room(asked.misses, asked.maxsize - asked.currsize)
+
+    def was_enough(self, function: Any) -> bool:
+        """Whether it has taken since then all that it was asked for, and dropped nothing."""
+        return 0 <= Room.now(function).misses - self.misses <= self.left
 
 
 def cache_guard(function: Any, label: str) -> Table | None:
     """The guard over all that a function's cache holds; None while that is nothing."""
     table = table_of_cache(function)
-    if table is None:
+    if not table:
         return None
     if is_limited(function):
         return CachedResults(function, table, label)
@@ -98,15 +120,28 @@ def cache_guard(function: Any, label: str) -> Table | None:
     return guard
 
 
+def keeps_results(function: Any) -> bool:
+    """Whether a function has room for any result."""
+    return bool(function.cache_parameters()["maxsize"] != 0)
+
+
+def codes_behind(function: Any) -> list[types.CodeType]:
+    """The code that runs where a function's cache lacks what it is asked for, as far as it is Python's; none of a class, or of
+    an object that can be called."""
+    found: list[types.CodeType] = []
+    while function is not None and len(found) < _MOST_WRAPPERS:
+        found += [function.__code__] if is_a(function, types.FunctionType) else []
+        function = _behind(function)
+    return found
+
+
 def is_limited(function: Any) -> bool:
     """Whether a function's cache drops entries by itself."""
     return function.cache_parameters()["maxsize"] is not None
 
 
 def table_of_cache(function: Any) -> dict[Any, Any] | None:
-    """The dictionary in which a function keeps what it has given; None while it keeps nothing."""
-    if not function.cache_info().currsize:
-        return None
+    """The dictionary in which a function keeps what it has given; None while it has a limit, and keeps nothing."""
     tables = [found for found in gc.get_referents(function) if type(found) is dict and found is not table_of(function)]
     if not is_limited(function):
         return tables[0]
@@ -130,6 +165,12 @@ def entries_in(function: Any) -> list[tuple[Any, Any]]:
     if table is None:
         return []
     return linked(function, table) if is_limited(function) else list(table.items())
+
+
+def _behind(function: Any) -> Any:
+    if is_a(function, functools.partial):
+        return function.func
+    return function.__func__ if is_a(function, types.MethodType) else (table_of(function) or {}).get("__wrapped__")
 
 
 def _alike(key: Any, found: list[tuple[Any, Any]]) -> Any:

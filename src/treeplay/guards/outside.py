@@ -104,6 +104,20 @@ def seeds_asked(methods: Set[str], ran: Iterable[CodeType]) -> Asking | None:
     return ("initial_seed", _place_of("initial_seed", [*ran])) if "Generator.initial_seed" in methods else None
 
 
+def caches_emptied(methods: Set[str], ran: Iterable[CodeType]) -> Asking | None:
+    """How the run emptied the cache of a function, and where, if that is known; None if it emptied none."""
+    return _asked_of_cache("cache_clear", methods, ran)
+
+
+def caches_counted(methods: Set[str], ran: Iterable[CodeType]) -> Asking | None:
+    """How the run asked the cache of a function what it holds, and where, if that is known; None if it asked none."""
+    return _asked_of_cache("cache_info", methods, ran)
+
+
+def _asked_of_cache(name: str, methods: Set[str], ran: Iterable[CodeType]) -> Asking | None:
+    return (name, _place_of(name, [*ran])) if f"_lru_cache_wrapper.{name}" in methods else None
+
+
 def _asked(builtins: Mapping[str, Sequence[CodeType]], names: Iterable[str]) -> Asking | None:
     for name in sorted(builtins.keys() & names):
         callers = [code for code in builtins[name] if code.co_filename != logging.__file__]  # the time of a message

@@ -31,7 +31,7 @@ from treeplay.trace.going_on import EagerReads
 from treeplay.trace.jit import trace
 from treeplay.trace.log import first_difference, other_operators, takes_large_layers
 from treeplay.trace.observe import Log
-from treeplay.trace.survey.recordable import plain_values_of
+from treeplay.trace.survey.recordable import plain_values_of, survey_if_any
 from treeplay.trace.traced import Trace
 from treeplay.tree.audit import Audit
 from treeplay.values.overlap import overlapping, overlaps_itself
@@ -118,7 +118,7 @@ def _went_otherwise(first_run: Log, program: Callable[..., Any], call: Call, sig
     """Whether Python went another way in the first run, by what is compared on each call: it took a branch otherwise on numbers
     that are inputs, or began with another flag or name. The numbers of that run say nothing of this one then."""
     began_with = first_run.began_with
-    now = plain_values_of(program, call)
+    now = plain_values_of(survey_if_any(program, call), call)
     both = [(was, now[place]) for place, was in began_with.items() if place in now]
     if any(not (may_be_input(was) or may_be_input(is_now) or is_same(was, is_now)) for was, is_now in both):
         return True

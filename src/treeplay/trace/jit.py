@@ -8,9 +8,8 @@ The program's Python runs once; its tensors are never written. Whatever happens,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,12 +46,11 @@ from treeplay.trace.numbers.stand_ins import (
 )
 from treeplay.trace.raised import SignalCheck, program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
-from treeplay.trace.restore.caching import check_cached, forget_cached, forget_in_tables
+from treeplay.trace.restore.caching import check_cached, check_steady, forget_cached, forget_in_tables
 from treeplay.trace.restore.left_behind import check_dead, check_global_state, check_no_leak
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.restore.snapshot import Snapshot
 from treeplay.trace.restore.surroundings import autocast_cache_apart
-from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.noticing import noticing
 from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.tracer import Tracer
@@ -75,7 +73,7 @@ def trace(
     call: Call,
     *,
     is_exact: bool = True,
-    first_run: Iterable[LoggedCall] = (),
+    first_run: Sequence[LoggedCall] = (),
     eager_reads: EagerReads | None = None,
 ) -> Trace:
     """Run `program` once on fakes and write down what it does.
@@ -86,7 +84,6 @@ def trace(
     Raises `Refusal` if it cannot be recorded (`TooEarly` if a later call can be), and `Busy` if another thread traces for
     long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
-    layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     # A trace keeps so many objects that Python would look for garbage among all that there are: a fifth of its time.
     with turn(), no_collection():
         hold_device_guard()
@@ -96,10 +93,10 @@ def trace(
                 way = _WayToTrace(is_marking=not has_company())
                 while True:
                     try:
-                        made, run = _trace(program, call, layouts, eager_reads, way)
+                        made, run = _trace(program, call, first_run, eager_reads, way)
                         break
                     except _Again as again:
-                        way = dataclasses.replace(way, **again.so)
+                        way = replace(way, **again.so)
             return _with_guards(made, run)
         except Refusal as refusal:
             refusal.at(home_of(program))
@@ -125,24 +122,27 @@ class _Again(Exception):
 def _trace(
     program: Callable[..., Any],
     call: Call,
-    layouts: dict[Question, Answer],
+    first_run: Sequence[LoggedCall],
     eager_reads: EagerReads | None,
     way: _WayToTrace,
 ) -> tuple[Trace, TracedRun]:
+    layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     known_as_tensors()
     found = survey_to_record(program, call)
+    misses = getattr(first_run, "misses", None)
+    check_steady(found.cached, misses)
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=way.is_marking) as generators:
         reads = snapshot.reads = reads_of(found)
         reads.meets = snapshot.take_in
-        tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, reads, layouts)
+        tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, reads, layouts, found.cached)
         tracer.lasting.arguments = {id(tensor): tensor for tensor in call.tensors}
         tracer.world.reads = reads
         watch = WatchFunctions(tracer, snapshot.gradients)
         if eager_reads is not None:
             watch, tracer.goes_on = GoingOn(tracer, snapshot.gradients, eager_reads), True
         snapshot.gradients_set = watch.grads_set
-        run = TracedRun(program, call, found, reads, tracer, watch, snapshot)
+        run = TracedRun(program, call, found, reads, tracer, watch, snapshot, misses)
         is_shared, is_refused = has_company(), False
         try:
             if not is_shared:
@@ -154,7 +154,7 @@ def _trace(
             raise _told(refusal, run) from refusal.__cause__
         finally:
             call.ran.update(read_in(reads.ran))
-            tracer.world.reads = None  # or each would keep the other, by the numbers of which something was read
+            tracer.world.let_go()  # or each would keep the other, by the numbers of which something was read
             generators.note(reads)
             _undo(run, partial(_tell_apart, run, is_shared=is_shared))
             if is_refused:  # else once what it has read is let go
@@ -251,7 +251,7 @@ def _told(refusal: Refusal, run: TracedRun) -> Refusal:
     kind = TooEarly if tape.is_too_early else Refusal
     # The program may have turned a refusal into an exception of its own: while it ran, the first one counts.
     told = refusal if tape.refusal is None else kind(tape.refusal if tape.home is None else refusal.reason)
-    told.counted, told.needed = refusal.counted, refusal.needed
+    told.counted, told.needed, told.may_last = refusal.counted, refusal.needed, refusal.may_last
     if isinstance(run.watch, GoingOn):
         last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
         reasons = dict.fromkeys((*tape.refusals, *last, *not_in_a_replay(run.reads)))
@@ -270,7 +270,7 @@ def _with_guards(made: Trace, run: TracedRun) -> Trace:
     check_dead(run.dying)  # first: the other may look for garbage, which an eager call leaves there
     check_no_leak(run.tracer)
     signature = with_guards(made.signature, guarded, called)
-    return dataclasses.replace(made, signature=signature, reads=run.reads if is_run_again else None, effects=effects)
+    return replace(made, signature=signature, reads=run.reads if is_run_again else None, effects=effects)
 
 
 @uninterrupted

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.caches import Room, is_limited
 from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.casts import as_unwatched, is_cast_inside, note_casts
@@ -24,7 +25,7 @@ from treeplay.trace.run.layouts import Question, answer, question
 from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.recurrent import asked_of
 from treeplay.trace.run.tape import content
-from treeplay.trace.survey.recordable import plain_values_of
+from treeplay.trace.survey.recordable import plain_values_of, survey_if_any
 from treeplay.values.place import Trail
 
 aten = torch.ops.aten
@@ -33,10 +34,16 @@ _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 
 class Log(list[LoggedCall]):
     """The operators of a run. `failure` is an error of ours that ended it: the program went on, unlogged. `began_with`: the
-    plain values that the program read as it began, by the way to each; numbers among the arguments by their leaf."""
+    plain values that the program read as it began, by the way to each; numbers among the arguments by their leaf. `misses`: how
+    often limited caches had lacked what they were asked for by the end of this run, but for those that dropped something in it;
+    later, by the end of the last trace. By the `id` of the function."""
 
     failure: Exception | None = None
     began_with: Mapping[Trail | int, Any] = MappingProxyType({})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.misses: dict[int, int] = {}
 
 
 class Observer(TorchDispatchMode):
@@ -103,9 +110,12 @@ def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
 
     What the program raises comes out as it is, and so do errors of ours never.
     """
-    observer = Observer()
+    observer, rooms = Observer(), dict[Any, Room]()
     try:
-        observer.log.began_with = plain_values_of(program, call)
+        found = survey_if_any(program, call)
+        observer.log.began_with = plain_values_of(found, call)
+        rooms = {each.function: Room.now(each.function) for each in found.cached if is_limited(each.function)}
+        del found  # which keeps what the program may drop
     except Exception as error:
         observer.log.failure = error
     # The mode belongs to this thread.
@@ -122,6 +132,9 @@ def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
         result = program(*call.args, **call.kwargs)
     try:
         observer.log.append(result_entry(result))
+        observer.log.misses = {
+            id(function): Room.now(function).misses for function, room in rooms.items() if room.was_enough(function)
+        }
     except Exception as error:
         observer.log.failure = error
     return result, observer.log

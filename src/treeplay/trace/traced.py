@@ -47,6 +47,7 @@ class TracedRun:
     tracer: Tracer
     watch: WatchFunctions
     snapshot: Snapshot
+    misses: dict[int, int] | None = None  # see `restore.caching.check_steady`
     numbers: list[Number] = field(default_factory=list)  # of state
     varying: list[Number] = field(default_factory=list)  # those of them that were no optimizer's
     given: list[Number] = field(default_factory=list)  # of the arguments

@@ -134,7 +134,10 @@ class Functions:
             return
         if self._walk.meet(guard.holder):
             self._walk.dependencies.add_table(guard)
-        self._walk.enter_each(list(guard.recorded.values()), f"a result of {label}")
+        for key, value in list(guard.recorded.items()):
+            # What the function was called with: one that the next call brings may be another.
+            self._walk.enter(key, f"a key of {label}")
+            self._walk.enter(value, f"a result of {label}")
 
     def enter_unfound(self) -> None:
         """Enter functions that ran though no path leads to them."""

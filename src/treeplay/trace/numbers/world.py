@@ -37,6 +37,7 @@ class ScalarWorld:
     guards: dict[str, ScalarGuard] = field(default_factory=dict)
     partial: list[tuple[str, torch.fx.Node]] = field(default_factory=list)
     reads: Reads | None = None  # which is not to note what we do ourselves
+    check: Callable[[], None] | None = None  # whether the run may go on to compute
     thread: int = field(default_factory=get_ident)
     made: list[weakref.ref[Any]] = field(default_factory=list)  # the nodes of its numbers
 
@@ -50,8 +51,14 @@ class ScalarWorld:
         nodes = [node for ref in self.made if (node := ref()) is not None]
         return any(not isinstance(node.node, torch.fx.Node) or node.node.op != "placeholder" for node in nodes)
 
+    def let_go(self) -> None:
+        """Refer to nothing of the run any more."""
+        self.reads = self.check = None
+
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""
+        if self.check is not None:
+            self._unnoted(self.check)
         node: torch.fx.Node = self._unnoted(lambda: self.graph.call_function(fn, args))
         return node
 

@@ -6,13 +6,11 @@ so nothing puts it back: the program would be given these from then on, in calls
 
 from __future__ import annotations
 
-import dis
 import functools
 import gc
 import inspect
 import sys
 import traceback
-import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
@@ -20,80 +18,88 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import TooEarly
-from treeplay.guards.caches import entries_in, is_limited, table_of_cache
+from treeplay.guards.caches import Filled, Room, codes_behind, entries_in, is_limited, keeps_results, table_of_cache
+from treeplay.guards.outside import caches_emptied
 from treeplay.observe.lines import is_users_or_text
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.restore.bare import bare, fill
+from treeplay.trace.run.caches import too_early_for
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import MUTABLE_CONTAINERS, is_a, module_of, table_of
-from treeplay.values.location import Location
 
 _CACHING = type(functools.lru_cache(len))
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_CLEAR = "cache_clear"
 _DEEPEST = 4  # tensors and numbers in the containers and objects of a result
 
 
+def check_steady(cached: Iterable[Filled], misses: dict[int, int] | None) -> None:
+    """Raise `TooEarly` where a full cache was asked for what it lacked since the last try: a trace would have it drop an entry,
+    which nothing takes back, and the call that runs as it is once more. `misses`: how often it had been asked so by then."""
+    if misses is None:
+        return
+    for each in [each for each in cached if is_limited(each.function)]:
+        before, misses[id(each.function)] = misses.get(id(each.function)), each.misses
+        if before != each.misses and not Room.now(each.function).left:
+            raise too_early_for(each.function)
+
+
+def check_cached(run: TracedRun) -> None:
+    """Raise `TooEarly` after a run that asked a cache for what it lacked: no guard could tell of that, nor of an entry that is
+    not there any more, and what the function did besides is done in a call that runs as it is."""
+    if caches_emptied(run.reads.methods, run.reads.ran) is None:  # which is refused, as no replay does it
+        for each in run.found.cached:
+            if _has_missed(run, each) or each.lacks_an_entry():
+                raise too_early_for(each.function, run.tracer.tape)
+
+
+def check_unfound(run: TracedRun, cached: Iterable[Any]) -> None:
+    """Raise `TooEarly` where a function may have missed that the survey had not found, of those that the run met."""
+    known = {id(each.function) for each in run.found.cached}
+    for function in cached:
+        codes = [code for code in codes_behind(function) if is_users_or_text(code.co_filename)]
+        if (
+            keeps_results(function)
+            and id(function) not in known
+            and any(id(code) in (run.reads.code or {}) for code in codes)
+        ):
+            raise too_early_for(function, run.tracer.tape)
+
+
+def _has_missed(run: TracedRun, each: Filled) -> bool:
+    """Whether a cache lacked what the run asked for, as far as can be told from what other threads asked for."""
+    codes, ran = codes_behind(each.function), run.reads.code
+    if not codes or ran is None:
+        return each.has_missed()
+    # Where it computed something and counts nothing, it was emptied since, by C code that nobody notes.
+    is_emptied = id(codes[-1]) in ran and not each.function.cache_info().misses
+    return is_emptied or (each.has_missed() and any(id(code) in ran for code in codes))
+
+
 def forget_cached(run: TracedRun) -> None:
-    """Have each function that keeps a tensor or a number of a trace forget it. That is a look through all objects there are,
-    which takes long: not where only the frames of a run that came to no end hold such ones. What stands for an input is in
-    hands of ours as well: functions that the survey has found are asked for it."""
-    tape, world = run.tracer.tape, run.tracer.world
+    """Have each function that keeps something of a trace forget it: those that the survey found hold what they held, as far as
+    they can. To find others is a look through all objects there are, which takes long: not where only the frames of a run that
+    came to no end hold tensors or numbers of it."""
+    tape, world, cached = run.tracer.tape, run.tracer.world, run.found.cached
 
     def is_of_trace(value: Any) -> bool:
         if is_a(value, SYMBOLS):
             return getattr(value.node, "world", None) is world
         return tape.is_own(value)
 
-    if _emptying(run) is not None:  # else another thread may have emptied one
-        for each in run.found.cached:
-            each.put_back()
+    # Else another thread may have emptied one.
+    is_emptied = bool(cached) and caches_emptied(run.reads.methods, run.reads.ran) is not None
+    missed = [each for each in cached if is_emptied or _has_missed(run, each)]
+    for each in missed:
+        each.put_back()
+    tape.was_cached += _forget_in_functions([each.function for each in missed], is_of_trace)
     if tape.leaked() or world.has_left():
         _let_frames_go(sys.exception())
     if tape.leaked() or world.has_left():
         # All of them: a library's function is called by code that no survey reads.
         every = [value for value in gc.get_objects() if type(value) is _CACHING]
         tape.was_cached += _forget_in_functions(every, is_of_trace)
-    elif world.made:
-        tape.was_cached += _forget_in_functions([each.function for each in run.found.cached], is_of_trace)
-
-
-def check_cached(run: TracedRun) -> None:
-    """Refuse a run that took an entry of a cache which is not in it any more: no guard could tell whether a later call finds
-    it. And a program that empties a cache, as no replay does."""
-    emptying = _emptying(run)
-    if emptying is not None:
-        raise run.tracer.refuse(
-            _CLEAR,
-            "the program empties the cache of a function, and a replay runs no Python",
-            "empty it outside of the program",
-            emptying,
-        )
-    for each in run.found.cached:
-        if each.lacks_what_it_gave():
-            run.tracer.tape.is_too_early = True  # once the entry is gone, a trace does not meet it
-            refusal = run.tracer.refuse(
-                "lru_cache",
-                "the program uses an entry of a cache which is full, and drops it",
-                "give the function's cache a larger maxsize",
-            )
-            raise TooEarly(refusal.reason)
-
-
-def _emptying(run: TracedRun) -> Location | None:
-    """Where the run may have emptied the cache of a function."""
-    if not run.found.cached:
-        return None
-    return next((found for code in run.reads.ran if (found := _emptied_in(code)) is not None), None)
-
-
-def _emptied_in(code: types.CodeType) -> Location | None:
-    """Where code that ran empties a function's cache."""
-    if _CLEAR not in code.co_names or not is_users_or_text(code.co_filename):
-        return None
-    lines = (each.positions.lineno for each in dis.get_instructions(code) if each.argval == _CLEAR and each.positions)
-    return Location(code.co_filename, next(lines, None) or code.co_firstlineno, code.co_name)
+    if run.misses is not None:
+        run.misses.update((id(each.function), each.function.cache_info().misses) for each in cached)
 
 
 def _let_frames_go(error: BaseException | None) -> None:

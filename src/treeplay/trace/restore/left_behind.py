@@ -10,9 +10,9 @@ from typing import Any
 from treeplay.errors import Refusal, TooEarly
 from treeplay.trace.restore.caching import forget_in_tables
 from treeplay.trace.restore.snapshot import Snapshot
+from treeplay.trace.run.caches import too_early_for
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.signature.references import Refuse
-from treeplay.values.location import Location
 
 
 def check_global_state(snapshot: Snapshot, refuse: Refuse, *, was_seeded: bool = False) -> None:
@@ -46,13 +46,10 @@ def check_no_leak(tracer: Tracer) -> None:
     kept = tracer.tape.leaked()
     forget_in_tables(kept)
     if kept or tracer.tape.was_cached:
-        refusal = tracer.refuse(*(_KEPT if kept else _why_cached(tracer.tape.was_cached[0])))
         # What a trace found a cache to lack, a call that runs as it is leaves there.
         if tracer.tape.leaked():
-            raise refusal
-        early = TooEarly(refusal.reason)
-        early.may_last = not kept
-        raise early
+            raise tracer.refuse(*_KEPT)
+        raise TooEarly(tracer.refuse(*_KEPT).reason) if kept else too_early_for(tracer.tape.was_cached[0], tracer.tape)
 
 
 _KEPT = (
@@ -60,21 +57,6 @@ _KEPT = (
     "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set or a foreign object",
     "return the tensor, or keep it in an attribute or an entry that exists before the call",
 )
-
-
-def _why_cached(function: Any) -> tuple[str, str, str, Location | None]:
-    """What to say of a function whose cache lacks in each call what the program asks for."""
-    most, name = function.cache_parameters()["maxsize"], getattr(function, "__qualname__", "lru_cache")
-    limit = "" if most is None else f", which keeps {most} result{'s' * (most != 1)},"
-    code = getattr(function.__wrapped__, "__code__", None)
-    where = None if code is None else Location(code.co_filename, code.co_firstlineno, code.co_name)
-    return (
-        f"{name} (lru_cache{'' if most is None else f'(maxsize={most})'})",
-        f"the cache of this function{limit} lacks a result that the program asks for, and the trace's own may not stay there",
-        "give it a larger maxsize, so that what a call asks for is still there in the next one; or compute the tensors outside "
-        "of the program",
-        where,
-    )
 
 
 def check_dead(dying: Iterable[tuple[weakref.ref[Any], Refusal]]) -> None:

@@ -12,13 +12,14 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor  # by name: modules are watched while it is asked for
 
+from treeplay.guards.caches import Filled
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, running_call, user_location
 from treeplay.torch_seam.autograd import is_accumulating
@@ -46,6 +47,7 @@ from treeplay.trace.numbers.world import ScalarWorld
 from treeplay.trace.restore.randomness import TrackedGenerators
 from treeplay.trace.run.apart import taken_apart
 from treeplay.trace.run.begins import BEGINS, from_start
+from treeplay.trace.run.caches import being_filled, too_early_for
 from treeplay.trace.run.draws import SequenceOfDraws
 from treeplay.trace.run.gradients import as_taken_over
 from treeplay.trace.run.lasting import Lasting
@@ -83,6 +85,7 @@ class Tracer(TorchDispatchMode):
         generators: TrackedGenerators,
         reads: Reads,
         layouts: Mapping[Question, Answer],
+        cached: Sequence[Filled] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         note_casts()
@@ -96,13 +99,12 @@ class Tracer(TorchDispatchMode):
         self.refuse = self.tape.refuse
         self._on_fakes = OnFakes(self.tape, layouts)
         self.known_zeros = KnownZeros(self.tape, is_known)
-        self.world = ScalarWorld(self.tape.graph)
+        self._cached = cached  # functions with caches that the program reaches
+        self.world = ScalarWorld(self.tape.graph, check=self._check_caches)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
         self._draws = SequenceOfDraws(self.tape, generators, reads)
         self.lasting = Lasting(self.refuse)
-
-    # --- operators ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
@@ -124,6 +126,7 @@ class Tracer(TorchDispatchMode):
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
             with self.tape.fake_mode:
                 return func(*args, **kwargs)
+        self._check_caches()
         where = user_location()
         if (unfit := why_not_followed(func)) is not None:
             raise self.refuse(spoken_name(func), *unfit, where)
@@ -168,6 +171,10 @@ class Tracer(TorchDispatchMode):
         both = zip(leaves_of((args, kwargs)), given, strict=True)
         result = self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
         return result if draw is None else self._draws.end(draw, node, result)
+
+    def _check_caches(self) -> None:
+        if self._cached and (function := being_filled(self._cached)) is not None:
+            raise too_early_for(function, self.tape)
 
     def _settle(self, func: Any, args: Any, kwargs: Any, told: Answer | None) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
@@ -232,10 +239,8 @@ class Tracer(TorchDispatchMode):
         raise self.refuse(*unknown)
 
     def switches(self, tensor: torch.Tensor) -> None:
-        """The program sets `requires_grad` of a tensor that outlives the call to something else. What it was is compared in
-        each call, as of all inputs."""
-        where = user_location()
-        self._value(tensor, aten.requires_grad_.default, where)
+        """The program will set `requires_grad` of a tensor that outlives the call: what it was is compared, as of all inputs."""
+        self._value(tensor, aten.requires_grad_.default, where := user_location())
         self.lasting.note_switch(tensor, where)
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any, where: Location | None, *, is_untold: bool) -> None:

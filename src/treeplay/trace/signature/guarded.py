@@ -13,7 +13,16 @@ from treeplay.guards.check.guards import Guards
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import hashed, spot_of
 from treeplay.guards.facts import HasGradient
-from treeplay.guards.outside import Asking, never_the_same, seeds_asked, settings_asked, signals_asked, threads_started
+from treeplay.guards.outside import (
+    Asking,
+    caches_counted,
+    caches_emptied,
+    never_the_same,
+    seeds_asked,
+    settings_asked,
+    signals_asked,
+    threads_started,
+)
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
 from treeplay.guards.walk.walk import TooMuch
@@ -21,6 +30,7 @@ from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
+from treeplay.trace.restore.caching import check_unfound
 from treeplay.trace.signature.opened import within_slots
 from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.signature.told_apart import identity_of
@@ -40,6 +50,7 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
     findings, unread = _walked(run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    check_unfound(run, findings.caching)
     check_unseen_stores(findings, run)
     _check_found(findings)
     dependencies = findings.dependencies
@@ -177,6 +188,16 @@ _NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], Asking | None], str, str], ...] 
         lambda reads: seeds_asked(reads.methods, reads.ran),
         "is asked by the program, and a trace gives generators seeds of its own",
         "ask outside of the program, and pass the seed as an argument",
+    ),
+    (
+        lambda reads: caches_emptied(reads.methods, reads.ran),
+        "the program empties the cache of a function, and a replay runs no Python",
+        "empty it outside of the program",
+    ),
+    (
+        lambda reads: caches_counted(reads.methods, reads.ran),
+        "the program asks what the cache of a function holds, and a replay asks for no entry of it",
+        "ask outside of the program",
     ),
 )
 

@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from treeplay.guards.caches import entries_in
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Findings
 from treeplay.trace.signature.opened import has_asked, hashes_by_address
@@ -40,7 +39,7 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     for name, value in given.items():
         first.setdefault(id(value), name)
     dependencies = findings.dependencies
-    keys = {**_in_caches(findings), **_keys_given(run)}
+    keys = _keys_given(run)
     left_out = {id(container) for container in only_given(run.found)}
     by_address = _by_address(run.reads)
     themselves: list[str] = []
@@ -82,11 +81,6 @@ def _original(value: Any) -> Callable[[], Any]:
         return weakref.ref(value)
     except TypeError:
         return lambda: value
-
-
-def _in_caches(findings: Findings) -> dict[int, Any]:
-    """What functions that keep what they have given (`functools.lru_cache`) were called with."""
-    return held_in_keys(key for function in findings.caching for key, _ in entries_in(function))
 
 
 def _keys_given(run: TracedRun) -> dict[int, Any]:

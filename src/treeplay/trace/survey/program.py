@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.caches import Filled
+from treeplay.guards.caches import Filled, keeps_results
 from treeplay.guards.entries import behind_proxy
 from treeplay.guards.walk.kinds import memories
 from treeplay.torch_seam.layers import global_hook_tables, hooks_but_ours
@@ -190,10 +190,12 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Place, needs: Names) -
 
 
 def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None:
-    """Follow what a cached function has given; of its containers, which a caller may change, what is in them."""
+    """Follow what a cached function was given and has given; of its containers, which a caller may change, what is in them."""
+    if not keeps_results(function):
+        return
     held = Filled.now(function)
     walk.found.cached.append(held)
-    waiting = [value for _, value in held.entries]
+    waiting = [value for entry in held.entries for value in entry if not is_a(value, PLAIN)]
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()
@@ -204,7 +206,8 @@ def _cached(walk: SurveyWalk, function: Any, place: Place, needs: Names) -> None
             walk.enter(value, here, needs)
         elif id(value) not in seen:
             seen.add(id(value))
-            waiting += dict.values(value) if is_a(value, dict) else items(value)
+            found = dict.values(value) if is_a(value, dict) else items(value)
+            waiting += (each for each in found if not is_a(each, PLAIN))
 
 
 def _view(walk: SurveyWalk, view: Any, place: Place, needs: Names) -> None:

@@ -27,12 +27,18 @@ def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     return survey(program, [*objects, *classes_in(call.structure), *of_tensors], call.ran)
 
 
-def plain_values_of(program: Callable[..., Any], call: Call) -> dict[Trail | int, Any]:
-    """The plain values that `program` reads now, by the way to each, and the numbers among its arguments, by their leaf; none
-    where a survey is refused, as the trace will be."""
-    values: dict[Trail | int, Any] = {at: leaf for at, leaf in enumerate(call.leaves) if may_be_input(leaf)}
+def survey_if_any(program: Callable[..., Any], call: Call) -> Survey:
+    """What `program` can reach besides the tensors it is given; nothing where a survey is refused, as the trace will be."""
     with suppress(Refusal):
-        values.update(survey_call(program, call).plain_values())
+        return survey_call(program, call)
+    return Survey()
+
+
+def plain_values_of(found: Survey, call: Call) -> dict[Trail | int, Any]:
+    """The plain values that a program reads, as they were when it was surveyed, by the way to each, and the numbers among its
+    arguments, by their leaf."""
+    values: dict[Trail | int, Any] = {at: leaf for at, leaf in enumerate(call.leaves) if may_be_input(leaf)}
+    values.update(found.plain_values())
     return values
 
 

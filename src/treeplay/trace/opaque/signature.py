@@ -14,6 +14,7 @@ from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.make import leaves_of_call, on_the_way, stays_true
+from treeplay.trace.signature.result_keys import tensors_in_keys
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables
@@ -137,6 +138,8 @@ def opaque_signature(
     places += [part.place for part in values_in(shown.refs, shown.writes) if isinstance(part, StateContainer)]
     identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
     identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
+    keys = tensors_in_keys((*shown.refs, *(write.value for write in shown.writes)), shown.results)
+    identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in keys)
     return Signature(
         kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
         arguments=arguments.structure,

@@ -88,6 +88,10 @@ def _why_not(signature: Signature, call: Call) -> str | None:
         return "it writes an argument or state"
     if call.has_numbers or call.arrays:
         return "an argument is a number that varies or a NumPy array"
+    is_known = any(not isinstance(meeting.other, str) for meeting in signature.meetings)
+    if signature.identity.themselves or signature.identity.slots or is_known:
+        # It is given others, with symbols in them.
+        return "the program can tell a container among the arguments from others like it"
     if not all(isinstance(part, (Fresh, View, Static)) for part in signature.values):
         return "it returns an argument, or a container that was there before"
     if any(map(_is_special, signature.values)):

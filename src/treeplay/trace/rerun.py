@@ -28,8 +28,9 @@ from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_ba
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_of_tracer
 from treeplay.torch_seam.fakes import rules_fail_quietly
-from treeplay.torch_seam.modes import native_layers
+from treeplay.torch_seam.modes import DisableTorchFunction, native_layers
 from treeplay.torch_seam.tensors import TensorBase
+from treeplay.trace.arguments_again import LikeArguments, in_containers
 from treeplay.trace.asked import ReadsAsInTheTrace, told_of_the_trace
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.numbers.scalars import SYMBOLS
@@ -47,9 +48,8 @@ from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import over
 from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.turn import Busy, turn
-from treeplay.values.flatten import Given, flatten
+from treeplay.values.flatten import flatten
 from treeplay.values.signature import Argument, Input, Signature, State
-from treeplay.values.unflatten import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
 # They compute a tensor.
@@ -91,6 +91,10 @@ class Substitution:
             return {key: self.other(part) for key, part in value.items()}
         return value
 
+    def asked(self, value: Any) -> torch.Tensor | None:
+        """The program's own tensor, where the program asks something of it or of what it is passed instead."""
+        return value if id(value) in self._others else self.given.get(id(value))
+
     def own(self, value: Any) -> Any:
         """The program's own tensor for one that stands in for it; anything else is itself."""
         return self._own.get(id(value), value)
@@ -109,8 +113,13 @@ class _SubstitutionMode(TorchFunctionMode):
         # By `==`: each look-up of a `__get__` makes a new method wrapper.
         if func == _DATA:
             return func(self._substitution.other(args[0]))
-        if func in FACTS and id(args[0]) in self._substitution.given and not is_of_tracer(sys._getframe(1)):
-            return func(self._substitution.given[id(args[0])])  # the answer that the trace had
+        if (
+            func in FACTS
+            and (asked := self._substitution.asked(args[0])) is not None
+            and not is_of_tracer(sys._getframe(1))
+        ):
+            with DisableTorchFunction():  # a mode below, of a backward, would ask what stands in
+                return func(asked)  # the answer that the trace had
         is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS
         # The one would change something only in a tensor of the trace, and the other is asked of the program's own.
         if is_asked or func in (torch.Tensor.requires_grad_, torch.Tensor.is_inference):
@@ -123,8 +132,9 @@ class _SubstitutionMode(TorchFunctionMode):
 class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
-    Each run leaves the program's Python state as it was, and must show the same as the trace did. `reads` are those of the
-    trace, if they are known. `keeps_sizes`: sizes of arguments may be symbols.
+    Each run leaves the program's Python state as it was, and must show the same as the trace did. It is given the containers
+    of the call themselves, which it may know from its state. `reads` are those of the trace, if they are known. `keeps_sizes`:
+    sizes of arguments may be symbols, also in containers, which are then others.
     """
 
     def __init__(
@@ -148,7 +158,7 @@ class Rerun:
         self._reads = reads
         self._keeps_sizes = keeps_sizes
         self._caches_casts = True
-        self._given = Given.of(call.structure, (call.args, call.kwargs))
+        self._in_containers = frozenset() if keeps_sizes else in_containers(call)
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         direct = self._direct(others)
@@ -216,7 +226,8 @@ class Rerun:
         the program nor the tensors of this call.
 
         State that the program overwrites may come as it was before: where the program finds it, it is the program's own."""
-        signature, structure, containers = self._signature, self._call.structure, self._given
+        signature, structure = self._signature, self._call.structure
+        like = LikeArguments(self._call, dict(signature.identity.themselves))
         places = {id(tensor): k for k, tensor in enumerate(self._tensors)}
         given = [places.get(id(leaf)) for leaf in self._call.leaves]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._call.leaves]
@@ -225,7 +236,7 @@ class Rerun:
         @contextlib.contextmanager
         def ready(tensors: Sequence[torch.Tensor]) -> Iterator[Rerun]:
             leaves = [other if k is None else tensors[k] for k, other in zip(given, others, strict=True)]
-            args, kwargs = unflatten(structure, leaves, containers)
+            args, kwargs = like.over(leaves)
             again = program()
             if again is None:
                 raise Refusal.of("create_graph", "the program is gone", "keep it until the last backward", None)
@@ -244,12 +255,20 @@ class Rerun:
     def _direct(self, others: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """The arguments of the next run that need no substitution, by the `id` of what they stand for."""
         every = zip(self._signature.inputs, self._tensors, others, strict=True)
-        return {id(mine): other for item, mine, other in every if is_passed(item, mine)}
+        return {
+            id(mine): other
+            for item, mine, other in every
+            if is_passed(item, mine) and id(mine) not in self._in_containers
+        }
 
     def _arguments(self, direct: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
         """The call's arguments."""
-        leaves = [direct.get(id(leaf), leaf) for leaf in self._call.leaves]
-        return unflatten(self._call.structure, leaves, self._given)  # type: ignore[no-any-return]
+        call = self._call
+        if self._keeps_sizes:
+            leaves = [direct.get(id(leaf), leaf) for leaf in call.leaves]
+            return LikeArguments(call, {}).over(leaves)
+        args = tuple(direct.get(id(arg), arg) for arg in call.args)
+        return args, {name: direct.get(id(arg), arg) for name, arg in call.kwargs.items()}
 
     def _refuse(self, op: str, why: str, advice: str, where: Any = None, **_: Any) -> Refusal:
         return Refusal.of(op, why, advice, where or user_location() or home_of(self._program))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,14 @@ def classes_in(structure: Leaf | Structure) -> set[type]:
     if isinstance(structure, Leaf):
         return set()
     return {structure.cls}.union(*(classes_in(part) for part in structure.parts))
+
+
+def keys_in(structure: Leaf | Structure) -> Iterator[Any]:
+    """The keys of the dictionaries in `structure`, and the names of fields."""
+    if isinstance(structure, Structure):
+        yield from structure.keys
+        for part in structure.parts:
+            yield from keys_in(part)
 
 
 def indices_in(structure: Leaf | Structure) -> set[int]:

@@ -7,7 +7,7 @@ apart.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeplay.values.flatten import Given, container_base
@@ -16,13 +16,18 @@ from treeplay.values.same import is_same
 from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple
 
 
-def unflatten(structure: Leaf | Structure, leaves: list[Any], given: Given | None = None) -> Any:
+def unflatten(
+    structure: Leaf | Structure,
+    leaves: list[Any],
+    given: Given | None = None,
+    themselves: Mapping[int, Any] | None = None,
+) -> Any:
     """Put leaves together again, as they are: what a constructor would do besides, it has done when they were taken apart.
 
     With what was `given`, one container in several places is one again, and sets are those that were given, as long as nobody
-    has changed them."""
+    has changed them. `themselves`: containers that are not made anew, by the number of their first place."""
     twins, sets = (given.twins, given.sets) if given is not None else ((), ())
-    return _unflatten(structure, leaves, iter(twins), iter(sets), {})
+    return _unflatten(structure, leaves, iter(twins), iter(sets), dict(themselves or {}))
 
 
 def _unflatten(

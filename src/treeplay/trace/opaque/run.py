@@ -41,7 +41,7 @@ class OpaqueRuns:
     def __init__(self, program: Callable[..., Any], call: Call, found: Survey, host: HostState) -> None:
         self.found = found
         self.host = host
-        self.arguments = Arguments(call)
+        self.arguments = Arguments(call, found, home_of(program))
         self._program = program
         self._around = Surroundings.now()
         self._reads: Reads | None = None  # of the first run beside which there were other threads

@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from treeplay.errors import Refusal
+from treeplay.trace.arguments_again import LikeArguments, getter_of
 from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.make import leaves_of_call, on_the_way, stays_true
+from treeplay.trace.signature.result_keys import tensors_in_keys
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables
-from treeplay.values.flatten import Given
+from treeplay.values.flatten import given_containers
 from treeplay.values.kinds import PLAIN
+from treeplay.values.location import Location
 from treeplay.values.output import SameAsInput, View
-from treeplay.values.place import How
-from treeplay.values.signature import Alias, Built, Input, Kind, Signature, StateContainer, Watch, Write, values_in
-from treeplay.values.structure import classes_in
-from treeplay.values.unflatten import unflatten
+from treeplay.values.place import How, Place
+from treeplay.values.signature import (
+    Alias,
+    Built,
+    Input,
+    Kind,
+    Meeting,
+    Signature,
+    StateContainer,
+    Watch,
+    Write,
+    values_in,
+)
+from treeplay.values.structure import classes_in, indices_in
 
 R = TypeVar("R")
 
 
 class Arguments:
-    """The arguments of a call without its tensors: others can be put in their places."""
+    """The arguments of a call without its tensors: others can be put in their places. What is in state too stays itself; raises
+    `Refusal` for a container with tensors that is, in which none could be put."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, found: Survey, home: Location | None) -> None:
         self.structure = call.structure
         self.leaves = leaves_of_call(call)
-        self._given = Given.of(call.structure, (call.args, call.kwargs))
+        self._like = LikeArguments(call, dict(_in_state(call, found, home)))
         self._classes = classes_in(call.structure)
         self._tensors = frozenset(at for at, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor))
 
     def over(self, tensors: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
         """args and kwargs with `tensors`, by the index of the leaf."""
-        leaves = [self._leaf(at, tensors) for at in range(len(self.leaves))]
-        return unflatten(self.structure, leaves, self._given)  # type: ignore[no-any-return]
+        return self._like.over([self._leaf(at, tensors) for at in range(len(self.leaves))])
 
     def opens(self, value: Any) -> bool:
         """Whether an object among the arguments counts as what it holds."""
@@ -50,6 +64,40 @@ class Arguments:
             return self.leaves[at]
         recorded = self.leaves[at]
         return tensors[recorded.of if type(recorded) is Alias else at]
+
+
+def _in_state(call: Call, found: Survey, home: Location | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The containers among the arguments that are in state too, each by its variable."""
+    for name, container, part in given_containers(call.structure, call.args, call.kwargs):
+        place = found.given[id(container)][-1]
+        if place.how is How.ARGUMENT:
+            continue
+        if any(isinstance(call.leaves[at], torch.Tensor) for at in indices_in(part)):
+            raise Refusal.of(
+                str(found.given[id(container)][0]),
+                f"has tensors in it and is also in the program's state ({place}): a program that is recorded as it runs gets "
+                "others like it with other tensors, and could tell",
+                "pass a copy of it, or let the program read it where it is",
+                home,
+            )
+        yield name, getter_of(container)
+
+
+def _told_apart(found: Survey) -> Iterator[Meeting]:
+    """Which containers of the arguments are one with each other, and that they are not what is in state but where they were."""
+    state = [(place.read_or(None), place) for place in {**found.container_places, **found.objects}.values()]
+    firsts: list[Place] = []
+    for places in found.given.values():
+        first, *others = places
+        yield from (Meeting(first.key, other.key, are_one=True) for other in others if other.how is How.ARGUMENT)
+        if isinstance(first.holder, tuple):
+            continue
+        cls = type(first.holder)
+        yield from (Meeting(first.key, other.key, are_one=False) for other in firsts if type(other.holder) is cls)
+        firsts.append(first)
+        for value, place in state:
+            if type(value) is cls and value is not first.holder and place.how is not How.ARGUMENT:
+                yield Meeting(first.key, place, are_one=False)
 
 
 def renumbered(values: Sequence[R], kept: Sequence[int]) -> tuple[R, ...]:
@@ -90,6 +138,8 @@ def opaque_signature(
     places += [part.place for part in values_in(shown.refs, shown.writes) if isinstance(part, StateContainer)]
     identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
     identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
+    keys = tensors_in_keys((*shown.refs, *(write.value for write in shown.writes)), shown.results)
+    identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in keys)
     return Signature(
         kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
         arguments=arguments.structure,
@@ -104,7 +154,7 @@ def opaque_signature(
         refs=shown.refs,
         writes=shown.writes,
         outputs=len(shown.outputs),
-        meetings=tuple(meetings(found, shown.refs, shown.writes)),
+        meetings=tuple(dict.fromkeys((*meetings(found, shown.refs, shown.writes), *_told_apart(found)))),
     )
 
 

@@ -239,7 +239,7 @@ class Tracer(TorchDispatchMode):
         raise self.refuse(*unknown)
 
     def switches(self, tensor: torch.Tensor) -> None:
-        """The program will set `requires_grad` of a tensor that outlives the call: what it was is compared, as of all inputs."""
+        """The program will set `requires_grad` of a tensor that outlives the call. What it was is compared, as of inputs."""
         self._value(tensor, aten.requires_grad_.default, where := user_location())
         self.lasting.note_switch(tensor, where)
 

@@ -13,6 +13,7 @@ from treeplay.torch_seam.tensors import spec_of, storage_of
 from treeplay.trace.call import Call
 from treeplay.trace.run.tape import InputSeen
 from treeplay.trace.signature.guarded import attributes_of_arguments
+from treeplay.trace.signature.result_keys import tensors_in_keys
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.traced import TracedRun
@@ -65,7 +66,11 @@ def make_signature(
     )
     watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run))
     identities = tuple(
-        Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
+        Watch(run.found.tensor_at(tensor)[0], tensor)
+        for tensor in (
+            *filter(has_hooks, _leaves_of_backward(run)),
+            *tensors_in_keys((*refs, *(write.value for write in writes)), results),
+        )
     )
     lengths = tuple(idle_scalers(run.found))
     state = [seen.tensor for seen in tape.inputs if not seen.is_constant and not _is_given(seen.tensor, run)]

@@ -19,6 +19,7 @@ from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import attributes_given_to
 from treeplay.torch_seam.modes import has_plain_class
 from treeplay.trace.numbers.scalars import SYMBOLS
+from treeplay.trace.signature.result_keys import check_key
 from treeplay.trace.signature.views import ViewReferences
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import containers, flatten
@@ -26,11 +27,11 @@ from treeplay.values.kinds import CONTAINERS, MUTABLE_CONTAINERS, PLAIN
 from treeplay.values.location import Location
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import Static
-from treeplay.values.place import Place
+from treeplay.values.place import How, Place
 from treeplay.values.records import is_record
 from treeplay.values.same import components, is_value
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
-from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
+from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value, keys_in
 from treeplay.values.unflatten import unflatten
 
 Refuse = Callable[..., Refusal]
@@ -74,7 +75,8 @@ class References(ViewReferences):
         self._refuse = refuse
         # Where what is looked at now is stored, with what tells the line of a store; None: it is returned.
         self._store: tuple[Place, LineOf] | None = None
-        self.lasting = {id(value) for value in found.kept}
+        # An argument is another object in each call, also one that state has too.
+        self.lasting = {id(value) for value in found.kept} - found.given.keys()
         self._refs: dict[int, Ref] = {}
         self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
         self.met: set[int] = set()  # all containers and objects in what the program returned and stored
@@ -197,6 +199,8 @@ class References(ViewReferences):
 
     def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
         leaves, structure = flatten(value, self._is_one, self.found.is_new)
+        for key in keys_in(structure):
+            self.check_key(key)
         for cls in classes_in(structure):
             if dataclasses.is_dataclass(cls) and not self._is_made_again(leaves, structure):
                 raise self.refuse(
@@ -218,12 +222,29 @@ class References(ViewReferences):
         """Whether the next call would have the same value: what it was made of is guarded."""
         if isinstance(value, (list, dict, set, torch.Tensor)):  # others may stand in their places
             return False
+        if id(value) in self.found.given and not isinstance(value, tuple):
+            return False
         # A tuple or a record that lasts may be replaced by the like of it, with others of these in it.
         is_replaced = isinstance(value, tuple) or is_record(value)
         if (id(value) in self.lasting and not is_replaced) or _is_frozen(value):
             return True
         held = components(value)
         return is_value(value) if held is None else all(map(self.is_constant, held))
+
+    def check_key(self, key: Any, *, may_be_tensor: bool = True) -> None:
+        """Refuse a key that is another object in each call. `may_be_tensor`: whether a tensor of the state may be one."""
+
+        def is_fixed(part: Any) -> bool:
+            if isinstance(part, torch.Tensor):
+                return may_be_tensor and self.is_of_state(part)
+            return self.is_constant(part) or not (id(part) in self.found.given or self.found.is_new(part))
+
+        check_key(key, is_fixed, self.refuse)
+
+    def is_of_state(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was there before the run, and not as an argument."""
+        places = self.found.tensor_at(tensor)
+        return bool(places) and places[0].how is not How.ARGUMENT
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         """The reference for a tensor that is met for the first time."""

@@ -49,6 +49,10 @@ class Returned(References):
             self.outputs.append(whole(tensor))
         return ref
 
+    def is_of_state(self, tensor: torch.Tensor) -> bool:
+        # Of a program that is recorded nothing tells any more where a tensor is: the run before has told.
+        return super().is_of_state(tensor) or (not self.found.tensors and id(tensor) in self._indices)
+
     def _made(self, base: torch.Tensor) -> Extent | None:
         is_given = id(base) in self.lasting or id(base) in self._indices
         return None if is_given or _is_differentiable(base) else extent_of(base)

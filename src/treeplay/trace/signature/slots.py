@@ -25,7 +25,7 @@ from treeplay.values.place import How, Place, Trail
 from treeplay.values.records import is_record
 from treeplay.values.same import is_same, is_value
 from treeplay.values.signature import Number, Write, may_be_input
-from treeplay.values.structure import Structure
+from treeplay.values.structure import Structure, keys_in
 
 
 def find_writes(
@@ -57,6 +57,8 @@ def find_writes(
         is_read_anew = bool(counts) or _is_read_anew(change, inputs)
         try:
             with results.storing(change.place, snapshot.line_of_change):
+                if change.before is GONE and change.place.how is How.ITEM:
+                    results.check_key(change.place.key, may_be_tensor=False)
                 # Of an object that was there a call would find what it holds in the very object of the trace.
                 opens = results.found.is_new if _may_be_another(change.before, snapshot.reads) else None
                 writes.append(_write(change, results, opens, within, is_read_anew=is_read_anew))
@@ -213,6 +215,8 @@ def _was_constant(value: Any, results: References) -> bool:
 def _is_made_alike(before: Any, after: Any) -> bool:
     """Whether a container took the place of one with the same contents: what each call leaves is what the next one expects."""
     (mine, old), (others, new) = flatten(before), flatten(after)
+    if any(isinstance(key, torch.Tensor) for key in (*keys_in(old), *keys_in(new))):
+        return False  # which do not compare
     if (
         not isinstance(new, Structure)
         or old != new

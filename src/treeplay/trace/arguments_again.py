@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,14 +30,6 @@ class LikeArguments:
         """args and kwargs with these leaves. A container that has other tensors by now is made anew."""
         same = {number: value for number, get, part in self._themselves if _holds(value := get(), part, leaves)}
         return unflatten(self._structure, leaves, self._given, same)  # type: ignore[no-any-return]
-
-
-def getter_of(value: Any) -> Callable[[], Any]:
-    """What gives an object back, None once it is gone; one that has no weak references is kept."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
 
 
 def in_containers(call: Call) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,14 @@ def held_in_keys(keys: Iterable[Any]) -> dict[int, Any]:
         elif hasattr(type(part).__hash__, "__code__") and not is_a(part, (torch.Tensor, type)):
             waiting += [value for _, value in held_in_record(part)]
     return found
+
+
+def getter_of(value: Any) -> Callable[[], Any]:
+    """What gives an object back, None once it is gone; one that has no weak references is kept."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 class Living(set[int]):

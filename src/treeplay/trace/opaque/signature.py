@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.trace.arguments_again import LikeArguments, getter_of
+from treeplay.trace.arguments_again import LikeArguments
 from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
@@ -36,6 +36,7 @@ from treeplay.values.signature import (
     values_in,
 )
 from treeplay.values.structure import classes_in, indices_in
+from treeplay.values.which import getter_of
 
 R = TypeVar("R")
 

@@ -13,7 +13,6 @@ Tuples, and other values that are equal by what they hold, are told apart by tha
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ from treeplay.values.flatten import containers, given_containers
 from treeplay.values.place import How, Place
 from treeplay.values.signature import Identity, Write
 from treeplay.values.structure import DICTS
-from treeplay.values.which import Living, held_in_keys, which_in
+from treeplay.values.which import Living, getter_of, held_in_keys, which_in
 
 
 def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> Identity:
@@ -57,7 +56,7 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
     for name in first.values():
         by_class.setdefault(type(given[name]), []).append(name)
     return Identity(
-        tuple((name, _original(given[name])) for name in themselves),
+        tuple((name, getter_of(given[name])) for name in themselves),
         tuple((name, others[type(given[name])]) for name in strangers if type(given[name]) in others),
         tuple(tuple(names) for names in by_class.values() if len(names) > 1),
         tuple(_in_slots(findings, writes, {name: given[name] for name in first.values()})),
@@ -73,14 +72,6 @@ def _given(run: TracedRun) -> Iterator[tuple[str, Any]]:
             tables.add(f"{name}_{len(part.items) + part.rest.index('__dict__')}")
         if name not in tables and not (part.rest is None and issubclass(part.cls, tuple)):
             yield name, value
-
-
-def _original(value: Any) -> Callable[[], Any]:
-    """What gives an object back; one that has no weak references is kept by it."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
 
 
 def _keys_given(run: TracedRun) -> dict[int, Any]:

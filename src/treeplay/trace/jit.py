@@ -44,6 +44,7 @@ from treeplay.trace.numbers.stand_ins import (
     stand_in_for_rates,
     stand_in_for_state,
 )
+from treeplay.trace.observe import Log
 from treeplay.trace.raised import SignalCheck, program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
 from treeplay.trace.restore.caching import check_cached, check_steady, forget_cached, forget_in_tables
@@ -129,7 +130,7 @@ def _trace(
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     known_as_tensors()
     found = survey_to_record(program, call)
-    misses = getattr(first_run, "misses", None)
+    misses = first_run.misses if isinstance(first_run, Log) else None
     check_steady(found.cached, misses)
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=way.is_marking) as generators:

@@ -57,7 +57,8 @@ from treeplay.trace.run.products import ProductsAsEager
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.run.waiting import no_waiting
 from treeplay.trace.run.watch import WatchFunctions
-from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, with_guards
+from treeplay.trace.signature.called import not_in_a_replay
+from treeplay.trace.signature.guarded import called_in, guards_of, with_guards
 from treeplay.trace.signature.outcome import outcome_of
 from treeplay.trace.signature.stores import put_back_stores
 from treeplay.trace.survey.names import read_in
@@ -264,13 +265,13 @@ def _with_guards(made: Trace, run: TracedRun) -> Trace:
     """The trace with guards over what the run read, which is there again as the run found it."""
     is_run_again = made.signature.kind is Kind.DIFFERENTIABLE
     try:
-        guarded = guards_of(run, made.signature)
+        signature, guarded = guards_of(run, made.signature)
         called, effects = called_in(made.log, run.reads), effects_of(run.reads)
     finally:
         run.reads.forget(but=run.found.kept if is_run_again else ())
     check_dead(run.dying)  # first: the other may look for garbage, which an eager call leaves there
     check_no_leak(run.tracer)
-    signature = with_guards(made.signature, guarded, called)
+    signature = with_guards(signature, guarded, called)
     return replace(made, signature=signature, reads=run.reads if is_run_again else None, effects=effects)
 
 
@@ -280,8 +281,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     # The last one added runs first: whose changes are whose is told while the changes are there.
     steps = Teardown()
     steps.add("having functions forget what they keep of the trace", partial(forget_cached, run))
-    # Which refers to the run.
-    steps.add("forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None))
+    steps.add("letting go of whose changes are whose", partial(setattr, run.snapshot, "whose", None))
     steps.add("forgetting what the run called", run.called.clear)  # a module that the program made may go now
     steps.add("forgetting which optimizers stepped", run.stepped.clear)
     steps.add("forgetting what was watched", run.watch.forget)

@@ -58,6 +58,8 @@ class Findings:
     """All that was met, by its `id`."""
     caching: tuple[Any, ...]
     """The functions among it that keep what they have given (`functools.lru_cache`)."""
+    left_out: frozenset[int]
+    """What is guarded by others, by its `id`, and has been met by no path."""
 
 
 class Reach:
@@ -65,6 +67,7 @@ class Reach:
 
     def __init__(self, reads: Reads, *, also_assigned: bool = False) -> None:
         self._walk = walk = Walk(reads, also_assigned=also_assigned)
+        self._left_out = set[int]()
         self._namespaces = Namespaces(walk)
         self._functions = functions = Functions(walk, self._namespaces)
         self._containers = Containers(walk)
@@ -93,13 +96,14 @@ class Reach:
 
     def leave_out(self, value: Any) -> None:
         """Guard nothing of `value` itself: a container of the arguments, which the call takes apart each time."""
-        self._walk.meet(value)
+        if self._walk.meet(value):
+            self._left_out.add(id(value))
 
     def may_have_read(self, value: Any, name: str) -> bool:
         """Whether the run may have read this attribute of an object."""
         return self._objects.may_have_read(value, name)
 
-    def walk(self, roots: Iterable[tuple[Any, str]]) -> Findings:
+    def walk(self, roots: Iterable[tuple[Any, str]], given: Iterable[Any] = ()) -> Findings:
         """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
         walk, found = self._walk, self._walk.dependencies
         for value, label in (*roots, (torch.Tensor, "Tensor")):
@@ -107,6 +111,8 @@ class Reach:
         self._go_on()
         self._functions.enter_unfound()
         self._go_on()
+        for value in given:  # which no path has led to
+            self.leave_out(value)
         self._objects.enter_unfound()
         self._go_on()
         self._namespaces.enter_imports()
@@ -119,7 +125,15 @@ class Reach:
         for key in walk.twice & found.containers.keys():
             found.containers[key].may_be_replaced = False  # a program may see that two places hold one object
         caching = tuple(value for value in walk.seen.values() if is_a(value, functools._lru_cache_wrapper))
-        return Findings(found, self._changed(), tuple(walk.large), tuple(walk.iterators), walk.seen, caching)
+        return Findings(
+            found,
+            self._changed(),
+            tuple(walk.large),
+            tuple(walk.iterators),
+            walk.seen,
+            caching,
+            frozenset(self._left_out),
+        )
 
     def _go_on(self) -> None:
         while self._walk.is_waiting or self._namespaces.enter_more():

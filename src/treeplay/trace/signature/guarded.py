@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,7 @@ from treeplay.guards.check.guards import Guards
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import hashed, spot_of
 from treeplay.guards.facts import HasGradient
-from treeplay.guards.outside import (
-    Asking,
-    caches_counted,
-    caches_emptied,
-    never_the_same,
-    seeds_asked,
-    settings_asked,
-    signals_asked,
-    threads_started,
-)
+from treeplay.guards.outside import settings_asked
 from treeplay.guards.reads.reads import Reads
 from treeplay.guards.walk.reach import Findings, Reach
 from treeplay.guards.walk.walk import TooMuch
@@ -31,6 +22,7 @@ from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.call import Call, home_of, roots_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.restore.caching import check_unfound
+from treeplay.trace.signature.called import check_called
 from treeplay.trace.signature.opened import within_slots
 from treeplay.trace.signature.stores import check_unseen_stores
 from treeplay.trace.signature.told_apart import identity_of
@@ -40,20 +32,31 @@ from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, slots_of
 from treeplay.values.output import Static
 from treeplay.values.place import How, Place
-from treeplay.values.refusal import Reason
 from treeplay.values.same import components
-from treeplay.values.signature import Constant, Kind, Number, Signature, State, StateContainer, Unread, Watch
+from treeplay.values.signature import (
+    Argument,
+    Constant,
+    Input,
+    Kind,
+    Number,
+    Signature,
+    State,
+    StateContainer,
+    Unread,
+    Watch,
+)
 from treeplay.values.spec import TensorSpec
 
 
-def guards_of(run: TracedRun, signature: Signature) -> Guards:
-    """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
-    _check_called(run.reads)
+def guards_of(run: TracedRun, signature: Signature) -> tuple[Signature, Guards]:
+    """The guards over what a traced run read, and the signature without what it did not; raises `Refusal` where that is too
+    much to guard, or cannot be."""
+    check_called(run.reads)
     findings, unread = _walked(run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
     check_unfound(run, findings.caching)
     check_unseen_stores(findings, run)
     _check_found(findings)
-    dependencies = findings.dependencies
+    dependencies, signature = findings.dependencies, _where_it_was_read(signature, findings)
     identity = identity_of(run, findings, signature.writes)
     places = [*(place for item in signature.inputs for place in item.places), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
@@ -81,7 +84,23 @@ def guards_of(run: TracedRun, signature: Signature) -> Guards:
     guards.unread_arguments = unread
     guards.compared_with_arguments = compared
     guards.identity = identity
-    return guards
+    return signature, guards
+
+
+def _where_it_was_read(signature: Signature, findings: Findings) -> Signature:
+    """The signature without places of state where arguments are too and that the run did not come across: a list of past
+    batches, which the caller keeps."""
+
+    def is_met(place: Place) -> bool:
+        return id(place.holder) in findings.met and id(place.holder) not in findings.left_out
+
+    def read(item: Input) -> Input:
+        if not isinstance(item.source, Argument) or all(map(is_met, item.source.also)):
+            return item
+        return replace(item, source=replace(item.source, also=tuple(filter(is_met, item.source.also))))
+
+    meetings = (each for each in signature.meetings if isinstance(each.other, str) or is_met(each.other))
+    return replace(signature, inputs=tuple(map(read, signature.inputs)), meetings=tuple(meetings))
 
 
 def _kept(signature: Signature) -> list[Any]:
@@ -126,7 +145,8 @@ def _walked(run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset
     unread = _unread(run.call, reach)
     try:
         with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
-            return reach.walk(roots_of(run.program, run.call, unread)), unread
+            given = [places[0].holder for places in run.found.given.values()]
+            return reach.walk(roots_of(run.program, run.call, unread), given), unread
     except TooMuch:
         raise Refusal.of(
             "state",
@@ -151,55 +171,6 @@ def _add_gradients(dependencies: Dependencies, signature: Signature, run: Traced
         if tensor.grad is not None and id(tensor.grad) not in inputs and not is_given:
             label = f"{places[0] if places else 'a tensor'}.grad is there"
             dependencies.asked.append(HasGradient(tensor, label))
-
-
-def _check_called(reads: Reads) -> None:
-    """Refuse a run that called what no replay can make up for."""
-    for reason in not_in_a_replay(reads):
-        raise Refusal(reason)
-
-
-def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
-    """Each thing that a run called and no replay can make up for."""
-    for find, why, advice in _NOT_IN_A_REPLAY:
-        found = find(reads)
-        if found is not None:
-            name, where = found
-            yield Reason(name, why, advice, where)
-
-
-_NOT_IN_A_REPLAY: tuple[tuple[Callable[[Reads], Asking | None], str, str], ...] = (
-    (
-        lambda reads: threads_started(reads.builtins),
-        "starts a thread, and what a thread does is in no recording",
-        "start it outside of the program",
-    ),
-    (
-        lambda reads: signals_asked(reads.builtins, reads.ran),
-        "is asked by the program, and a replay sets no handler or timer of signals, and notices none that is set",
-        "do it outside of the program",
-    ),
-    (
-        lambda reads: never_the_same(reads.builtins),
-        "is asked by the program and gives another answer each time, so a recording would freeze this one",
-        "ask outside of the program, and pass what it gives as a tensor",
-    ),
-    (
-        lambda reads: seeds_asked(reads.methods, reads.ran),
-        "is asked by the program, and a trace gives generators seeds of its own",
-        "ask outside of the program, and pass the seed as an argument",
-    ),
-    (
-        lambda reads: caches_emptied(reads.methods, reads.ran),
-        "the program empties the cache of a function, and a replay runs no Python",
-        "empty it outside of the program",
-    ),
-    (
-        lambda reads: caches_counted(reads.methods, reads.ran),
-        "the program asks what the cache of a function holds, and a replay asks for no entry of it",
-        "ask outside of the program",
-    ),
-)
 
 
 def _check_found(findings: Findings) -> None:

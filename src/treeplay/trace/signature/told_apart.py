@@ -19,7 +19,6 @@ from typing import Any
 from treeplay.guards.reads.reads import WHOLE, Reads
 from treeplay.guards.walk.reach import Findings
 from treeplay.trace.signature.opened import has_asked, hashes_by_address
-from treeplay.trace.survey.given import only_given
 from treeplay.trace.traced import TracedRun
 from treeplay.values.flatten import containers, given_containers
 from treeplay.values.place import How, Place
@@ -39,12 +38,11 @@ def identity_of(run: TracedRun, findings: Findings, writes: Iterable[Write]) -> 
         first.setdefault(id(value), name)
     dependencies = findings.dependencies
     keys = _keys_given(run)
-    left_out = {id(container) for container in only_given(run.found)}
     by_address = _by_address(run.reads)
     themselves: list[str] = []
     strangers: list[str] = []
     for at, name in first.items():
-        is_met = (at in findings.met and at not in left_out) or at in dependencies.twice or at in keys
+        is_met = (at in findings.met and at not in findings.left_out) or at in dependencies.twice or at in keys
         (themselves if is_met or by_address(given[name]) else strangers).append(name)
     living = {type(given[name]): Living() for name in strangers}
     for at, value in itertools.chain(findings.met.items(), keys.items()):

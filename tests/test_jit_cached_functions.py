@@ -282,3 +282,12 @@ def test_a_program_that_empties_the_cache_by_c_code_is_not_replayed(cached: Deco
             scaled(3)
             scales[0] = 2.0
         assert_same(jitted(torch.full((3,), float(k))), torch.full((3,), k * (15.0 if k == 4 else 6.0) - 1))
+
+
+def test_a_number_for_which_the_cache_lacks_a_result_is_no_reason_to_give_up(cached: Decorate) -> None:
+    scale = cached(lambda n: n**-0.5)
+    program = jit(lambda x, n: x * scale(n), on_refusal="eager")
+    for n in (1, 2, 3, 3, 3, 3, 2, 2):
+        x = torch.arange(3.0)
+        assert_same(program(x, n), x * n**-0.5)
+    assert program.statistics().replays >= 3 and program.statistics().refusals == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -199,12 +201,38 @@ def of_a_loop(net: Net, x: torch.Tensor) -> torch.Tensor:
     return results[0] - results[1] * 3
 
 
+def of_a_loop_by_partial(net: Net, x: torch.Tensor) -> torch.Tensor:
+    results = []
+    for layer in (net.first, net.second):
+        results.append(again(partial(lambda factor, y: layer(y).sin() * factor, 2.0), x))
+    return results[0] - results[1] * 3
+
+
+def of_a_loop_in_a_function(net: Net, x: torch.Tensor) -> torch.Tensor:
+    results = []
+    for layer in (net.first, net.second):
+        run = torch.enable_grad()(lambda y: layer(y).sin())
+        results.append(again(lambda y: run(y) * 2, x))
+    return results[0] - results[1] * 3
+
+
+def takes_the_place_of_what_died(net: Net, x: torch.Tensor) -> torch.Tensor:
+    factors: Any = [2.0]
+    result = again(lambda y: (net.first(y) * factors[0]).sin(), x)
+    factors = None
+    factors = [5.0]
+    return result
+
+
 REFUSED = [
     (writes_what_was_there, "or was there before, in a checkpoint"),
     (writes_what_it_has_read, "writes to a tensor that a checkpoint reads"),
     (writes_further_out, "writes to a tensor that a checkpoint reads"),
     (writes_a_buffer_before, "writes to a tensor that a checkpoint reads"),
-    (of_a_loop, "a variable that the program sets to something else afterwards"),
+    *(
+        (program, "a variable that the program sets to something else afterwards")
+        for program in (of_a_loop, of_a_loop_by_partial, of_a_loop_in_a_function, takes_the_place_of_what_died)
+    ),
 ]
 
 
@@ -348,6 +376,21 @@ def test_what_no_checkpoint_reads_may_be_written_before_the_backward() -> None:
 
     jitted = told(lambda net, x: again(lambda y: net.second(y).sin(), net.first(x)), between)
     assert jitted.statistics().replays == CALLS - 1, jitted.explain()
+
+
+def test_what_a_checkpoint_was_given_is_let_go_by_the_last_backward() -> None:
+    net = Net()
+    jitted = treeplay.jit(lambda x: again(lambda y: net.first(y).sin(), x), lower="aten", on_refusal="raise")
+    losses, given = [], []
+    for call in range(4):
+        x = torch.ones(3, 4) * call
+        given.append(weakref.ref(x))
+        losses.append(jitted(x).sum())
+        losses[-1].backward(retain_graph=call == 2)
+    del x
+    assert [reference() is None for reference in given] == [True, True, False, True]
+    losses[2].backward()
+    assert given[2]() is None
 
 
 def test_a_second_backward_looks_once_more() -> None:

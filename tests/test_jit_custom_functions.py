@@ -207,3 +207,51 @@ def test_a_class_that_the_forward_comes_across_is_not_changed_by_a_backward(monk
             call(given).pow(2).sum().backward()
         assert_same(x.grad, twin.grad)
     assert program_.statistics().replays == 5
+
+
+class ReversesGradients(torch.autograd.Function):
+    """As in domain-adversarial training."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, holder: Any) -> torch.Tensor:
+        ctx.factor = holder.factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return -gradient * ctx.factor, None
+
+
+class Weighted:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.factor = 0.5
+        self.optimizer = torch.optim.SGD([weight], lr=0.25)
+
+    def change(self) -> None:
+        self.factor += 0.25
+        self.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+class OfARate(Weighted):
+    @property
+    def factor(self) -> Any:
+        return self.optimizer.param_groups[0]["lr"]
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cls", [Weighted, OfARate])
+def test_a_number_that_only_the_backward_computes_with_is_never_stale(cls: type[Weighted]) -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, -1.0]))
+    twin = torch.nn.Parameter(weight.detach().clone())
+    mine, others = cls(weight), cls(twin)
+    program = jit(lambda x: ReversesGradients.apply(x * weight, mine), on_refusal="eager")
+    for call in range(10):
+        x = torch.arange(3.0) + call
+        program(x).pow(2).sum().backward()
+        ReversesGradients.apply(x * twin, others).pow(2).sum().backward()
+        assert_same(weight.grad, twin.grad, f"call {call}")
+        if call % 2:
+            mine.change(), others.change()

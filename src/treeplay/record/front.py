@@ -109,6 +109,8 @@ def _planned(traced: Trace, call: Call, lower: str, audit: Audit | None) -> Fron
 def _is_refused(make: Callable[[], object]) -> bool:
     try:
         make()
+    except TooEarly:  # a later call may pass
+        return False
     except Refusal:
         return True
     return False

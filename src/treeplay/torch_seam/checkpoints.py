@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -72,18 +73,33 @@ def restores_what_it_kept(pack: Any) -> bool:
     return all(getattr(one, "version", None) is None or one.val._version == one.version for one in kept)
 
 
-def variables_of(pack: Any) -> tuple[int, ...]:
-    """What a checkpoint's function finds now in the variables of the functions around it, by identity."""
+def variables_of(pack: Any) -> list[Any]:
+    """What a checkpoint's function finds now in the variables of the functions around it, as do the functions that it calls by
+    these variables, by `partial` or as a method."""
     frame = _free(pack, "frame")
-    function = None if frame is None else _free(frame.recompute_fn, "fn")
-    return tuple(map(_identity, (function.__closure__ or ()) if type(function) is FunctionType else ()))
+    found, seen = list[Any](), set[int]()
+    waiting = [None if frame is None else _free(frame.recompute_fn, "fn")]
+    while waiting:
+        function = waiting.pop()
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        if type(function) is functools.partial:
+            waiting += (function.func, *function.args, *function.keywords.values())
+        elif type(function) is MethodType:
+            waiting.append(function.__func__)
+        elif type(function) is FunctionType:
+            variables = [*map(_content, function.__closure__ or ())]
+            found += variables
+            waiting += variables
+    return found
 
 
-def _identity(cell: CellType) -> int:
+def _content(cell: CellType) -> Any:
     try:
-        return id(cell.cell_contents)
+        return cell.cell_contents
     except ValueError:
-        return 0
+        return None
 
 
 def _free(function: Any, name: str) -> Any:

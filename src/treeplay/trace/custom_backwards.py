@@ -30,6 +30,7 @@ def run_custom_backwards(run: TracedRun, leaves: Iterable[torch.Tensor]) -> None
     try:
         with DisableTorchFunction():
             nodes = [*_custom_nodes(run, leaves)]
+        run.has_own_backwards = bool(nodes)
         with tape.aside(), torch.no_grad():
             for node in nodes:
                 _run_custom_backward(run, node, was_noting=was_noting)

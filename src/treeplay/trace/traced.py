@@ -59,4 +59,5 @@ class TracedRun:
     unreached: list[torch.Tensor] = field(
         default_factory=list
     )  # leaves of which some result that is differentiated is no function
+    has_own_backwards: bool = False  # those of custom functions, in Python, which the caller's backward is to run
     kind: Kind = Kind.INFERENCE

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from treeplay.trace.call import Call
+from treeplay.trace.survey.given import label_of_given
 from treeplay.values.place import How
 from treeplay.values.signature import (
     Alias,
@@ -124,9 +125,13 @@ def of_meetings(signature: Signature) -> Iterator[AreOne]:
     """Which containers are one."""
     kinds = {True: "one container", False: "two containers"}
     for meeting in signature.meetings:
-        other = GivenContainer(meeting.other) if isinstance(meeting.other, str) else meeting.other
+        other: GivenContainer | Place
+        if isinstance(meeting.other, str):
+            other, name = GivenContainer(meeting.other), label_of_given(meeting.other)
+        else:
+            other, name = meeting.other, str(meeting.other)
         told = kinds[meeting.are_one], kinds[not meeting.are_one]
-        names = f"{meeting.name} and {meeting.other}"
+        names = f"{label_of_given(meeting.name)} and {name}"
         yield AreOne(GivenContainer(meeting.name), other, names, told, meeting.are_one)
 
 

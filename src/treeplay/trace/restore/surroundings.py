@@ -32,8 +32,8 @@ class Surroundings:
 
 @contextlib.contextmanager
 def autocast_caches(is_on: bool) -> Iterator[None]:
-    """A block in which autocast keeps its casts of parameters, or does not. Whatever torch traces has it keep none, so that a
-    parameter used twice would be cast twice, and its gradients would be added up in another dtype than eager's."""
+    """A block in which autocast keeps its casts of parameters, or does not. Whatever torch traces has it keep none, and a block
+    of autocast that outlives the call would note that when it is entered, as it never does in eager."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(is_on)
     try:

@@ -14,6 +14,7 @@ import torch
 
 from treeplay.torch_seam.checkpoints import checkpoints_around, is_drawn_anew, restores_what_it_kept, variables_of
 from treeplay.values.location import Location
+from treeplay.values.which import getter_of
 
 Noted = tuple[Any, Location | None]
 """An operator, and the user's line."""
@@ -33,7 +34,7 @@ class Checkpointed:
         # Weakly: they hold the program's tensors. By fake storage the innermost checkpoint in which it was made, and each that
         # was around an operator, with the first such and what the variables of its function were then.
         self._made: dict[int, weakref.ref[Callable[..., Any]]] = {}
-        self._around: dict[weakref.ref[Callable[..., Any]], tuple[Noted, tuple[int, ...]]] = {}
+        self._around: dict[weakref.ref[Callable[..., Any]], tuple[Noted, list[Callable[[], Any]]]] = {}
 
     def note(self, given: Iterable[int], made: Iterable[int], noted: Noted) -> None:
         """Note an operator that was given some fake storages and has made others."""
@@ -42,7 +43,7 @@ class Checkpointed:
             return
         for hook in around:
             if (key := weakref.ref(hook)) not in self._around:
-                self._around[key] = noted, variables_of(hook)
+                self._around[key] = noted, [*map(_getter, variables_of(hook))]
         innermost, before = weakref.ref(around[0]), {*given}
         self.read.update(storage for storage in before if self._made.get(storage) is not innermost)
         for storage in made:
@@ -80,6 +81,20 @@ class Checkpointed:
     def rebound(self) -> Noted | None:
         """The first operator in a checkpoint whose function uses a variable that the program has set since."""
         for hook, (noted, variables) in self._around.items():
-            if (alive := hook()) is not None and variables_of(alive) != variables:
+            if (alive := hook()) is not None and not _are(variables_of(alive), variables):
                 return noted
         return None
+
+
+_NOTHING = object()
+
+
+def _getter(value: Any) -> Callable[[], Any]:
+    return getter_of(_NOTHING if value is None else value)  # what has gone is None
+
+
+def _are(values: list[Any], before: list[Callable[[], Any]]) -> bool:
+    """Whether these are the very values that there were."""
+    return len(values) == len(before) and all(
+        get() is (_NOTHING if value is None else value) for value, get in zip(values, before, strict=True)
+    )

@@ -59,7 +59,7 @@ def make_signature(
     numbers = tuple(
         dataclasses.replace(
             number,
-            is_input=number.name in read,
+            is_input=number.name in read or run.has_own_backwards,  # which may compute with it, and are traced later
             is_exact=number.is_exact or any(has_symbol(text, number.name) for text in stored),
         )
         for number in (*run.numbers, *run.given)

@@ -23,7 +23,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
     """Add the containers of the arguments, which have this structure, to what was found."""
     in_state = {**found.container_places, **found.objects}
     for name, container, of in given_containers(structure, args, kwargs):
-        place = Place(How.ARGUMENT, container, name, None, _label(name))
+        place = Place(How.ARGUMENT, container, name, None, label_of_given(name))
         places = found.given.setdefault(id(container), [])
         places.append(place)
         if len(places) > 1:
@@ -109,6 +109,7 @@ def _follows(one: str, other: str, known: Collection[tuple[str, str]]) -> bool:
     return at == at_other and (around, around_other) in known
 
 
-def _label(name: str) -> str:
+def label_of_given(name: str) -> str:
+    """What a container of the arguments is called, by its variable: `args[0][1]`."""
     start, *steps = name.split("_")
     return start + "".join(f"[{step}]" for step in steps)

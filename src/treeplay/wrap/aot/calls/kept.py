@@ -125,8 +125,9 @@ def past_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_changes(names: Sequence[str], tensors: Sequence[torch.Tensor], versions: Sequence[int | None]) -> None:
-    """Raise if one of the tensors that a checkpoint has read is not at its version any more."""
-    for name, tensor, version in zip(names, tensors, versions, strict=True):
+    """Raise if one of the tensors that a checkpoint has read is not at its version any more; after the last backward there are
+    none."""
+    for name, tensor, version in zip(names, tensors, versions, strict=False):
         if version is not None and tensor._version != version:
             raise UsageError(
                 f"backward: {name}, which a checkpoint of the program reads, has been modified by an inplace operation since "

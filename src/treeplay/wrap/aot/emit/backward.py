@@ -142,7 +142,9 @@ def _refuse_changes(text: Writer, plan: CallPlan) -> None:
     if plan.read_again:
         text.use("refuse_changes", refuse_changes)
         text.use("read", tuple(name for _, name in plan.read_again))
+        text.use("keeps_graph", autograd.keeps_graph)
         text.add("refuse_changes(read, ctx.read, ctx.read_at)")
+        text.add("if not keeps_graph(): ctx.read = ctx.read_at = ()  # as the checkpoint lets its arguments go")
 
 
 def _refuse_late(text: Writer, node: NodePlan) -> None:

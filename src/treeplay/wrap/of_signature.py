@@ -9,7 +9,7 @@ import torch
 
 from treeplay.trace.call import Call
 from treeplay.trace.survey.given import label_of_given
-from treeplay.values.place import How
+from treeplay.values.place import How, Place
 from treeplay.values.signature import (
     Alias,
     Argument,

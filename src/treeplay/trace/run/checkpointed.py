@@ -7,7 +7,7 @@ t.add_(1)                             ─▶  changed: the backward would comput
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -73,17 +73,16 @@ class Checkpointed:
 
     def contexts(self) -> Noted | None:
         """The first operator in a checkpoint that computes again in a context of its own, or raises then."""
-        for hook, (noted, _) in self._around.items():
-            if (alive := hook()) is not None and not restores_what_it_kept(alive):
-                return noted
-        return None
+        return next((noted for hook, noted, _ in self._living() if not restores_what_it_kept(hook)), None)
 
     def rebound(self) -> Noted | None:
         """The first operator in a checkpoint whose function uses a variable that the program has set since."""
-        for hook, (noted, variables) in self._around.items():
-            if (alive := hook()) is not None and not _are(variables_of(alive), variables):
-                return noted
-        return None
+        return next((noted for hook, noted, before in self._living() if not _are(variables_of(hook), before)), None)
+
+    def _living(self) -> Iterator[tuple[Callable[..., Any], Noted, list[Callable[[], Any]]]]:
+        for reference, (noted, variables) in self._around.items():
+            if (hook := reference()) is not None:
+                yield hook, noted, variables
 
 
 _NOTHING = object()

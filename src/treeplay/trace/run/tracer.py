@@ -254,8 +254,6 @@ class Tracer(TorchDispatchMode):
             if self.on_write is not None:
                 self.on_write(value)
 
-    # --- numbers --------------------------------------------------------------------------------------------
-
     def add_scalar(self, name: str, value: float) -> torch.SymFloat | torch.SymInt:
         """A symbolic number that is an input of the graph, called `name`."""
         return given_number(self.world, name, value, self.tape.placeholder(name))

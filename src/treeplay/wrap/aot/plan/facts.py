@@ -259,7 +259,7 @@ class CallPlan:
 
     def name(self, argument: int) -> str:
         """An argument as messages call it, or a common base."""
-        return [*self.arguments, *(f"base{k}" for k in range(len(self.bases)))][argument]
+        return self.arguments[argument] if argument < (count := len(self.arguments)) else f"base{argument - count}"
 
     def variable(self, argument: int) -> str:
         """The variable of an argument in generated code, or of a common base: a user's name could hide what the code uses."""
